@@ -412,7 +412,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
             raise AssertionError
 
     joint = Joint(torch.zeros(12).long(), torch.zeros(12).bool())
-    with pytest.raises(ValueError, match="Joint is not available for models that write blocks"):
+    with pytest.raises(ValueError, match=r"take languages and fixed tokens as constraints \(got a Joint\)"):
         sample(model, MASKS, (1, 12), method=IN_BLOCKS, sampler="first-hitting", constraint=joint)
     with pytest.raises(ValueError, match=r"x_start needs whole blocks of 4 tokens \(got 10\)"):
         sample(model, MASKS, (1, 10), method=IN_BLOCKS, x_start=torch.zeros(1, 10).long())

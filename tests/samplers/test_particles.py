@@ -157,5 +157,5 @@ def test_refused_with_one_line(make, message):
 
 
 def test_refused_for_processes_that_shuffle():
-    with pytest.raises(ValueError, match="particles needs tokens that never change"):
+    with pytest.raises(ValueError, match="particles need a model that only masks"):
         sample(table(), cedd.roulette(V), (1, L), method="cedd", sampler=Particles(2))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import cedd
 from cedd.block_layout import GivenPast, InBlocks
 from cedd.cli import main
+from cedd.constraints import regex
 from cedd.data.tokenizers import BPETokenizer, Tokenizer
 from cedd.evaluation.generative import ModelJudge
 from cedd.evaluation.likelihood import TextLikelihoods
@@ -112,6 +113,31 @@ def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
     assert absorb.infill("The cat ____{9}", seed=1, steps=2).startswith("The cat ")
     with pytest.raises(ValueError, match="takes a prompt, not text in a later block than a blank"):
         absorb.infill("The ____{8} sat on the mat.", seed=1)
+
+
+@pytest.mark.parametrize(
+    ("which", "call", "message"),
+    [
+        ("absorb", lambda m: m.generate(particles=4), r"^particles are not available for models that write blocks"),
+        ("absorb", lambda m: m.particles(1, 4, length=8), "^particles are not available for models that write blocks"),
+        ("absorb", lambda m: m.generate(prompt="ab", guidance=2.0), "^guidance is not available for models that write"),
+        ("roulette", lambda m: m.generate(particles=4), "^particles need a model that only masks"),
+        (
+            "roulette",
+            lambda m: m.generate(constraint=regex("a+")),
+            "^a constraint on the text .* needs a model",
+        ),
+    ],
+)
+def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_called(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, which: str, call: Any, message: str
+) -> None:
+    model: cedd.LanguageModel = request.getfixturevalue(which)
+    monkeypatch.setattr(model.model, "features", lambda *_, **__: pytest.fail("the network was called"))
+    with pytest.raises(ValueError, match=message) as caught:
+        call(model)
+    assert "\n" not in str(caught.value)
+    assert "Constraint" not in str(caught.value)  # no names of classes
 
 
 def test_a_model_in_blocks_corrects_nothing(roulette: cedd.LanguageModel) -> None:

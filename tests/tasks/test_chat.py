@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import cedd
 from cedd.cli import main
+from cedd.constraints import regex
 from cedd.data.tokenizers import JSONTokenizer
 from cedd.tasks.generate import chat_template
 from tests.models import plain_llama
@@ -99,6 +100,15 @@ def test_the_command_prints_the_answer(model: cedd.LanguageModel, tmp_path: Path
     assert json.loads(capsys.readouterr().out)["samples"] == model.chat("w7 w8", length=10, temperature=0)
     assert main([*words, "--prompt", "w3"]) == 2
     assert capsys.readouterr().err == "cedd: error: --chat and --prompt exclude each other; give one\n"
+
+
+def test_a_model_in_blocks_answers_in_a_language(tmp_path: Path) -> None:
+    folder = published(tmp_path / "sdar", "sdar")
+    model = cedd.import_model(folder, device="cpu", mask_id=3)
+    language = regex("(w7|w8)( w9)*")
+    assert all(map(language.matches, model.chat("w7 w8", 3, length=6, steps=2, constraint=language)))
+    with pytest.raises(ValueError, match="the id of this network's mask is not known"):
+        cedd.import_model(folder, device="cpu").chat("w7 w8", length=6, constraint=language)
 
 
 def test_what_cannot_be_answered_is_one_line(model: cedd.LanguageModel, tmp_path: Path) -> None:

@@ -102,15 +102,19 @@ class LoadedModel:
         More masks cost more and help no further: `english` gives sentences of 6 to 18 tokens as much probability among
         32 or 64 positions as among its 128.
         """
-        if self.process.has_mask and not self.model.has_mask:
-            raise ValueError("the id of this network's mask is not known; import it with --mask-id ID (mask_id=)")
+        self._check_mask()
         if length >= self.length or not self.reads_passages:
             return self.model
         return MaskPadded(self.model, min(self.length, max(2 * length, self.length // 4)))
 
+    def _check_mask(self) -> None:
+        if self.process.has_mask and not self.model.has_mask:
+            raise ValueError("the id of this network's mask is not known; import it with --mask-id ID (mask_id=)")
+
     def network(self, batch: int, length: int) -> AnyModel:
         """The same network, recorded as CUDA graphs where that is possible."""
         if self.writes_blocks:
+            self._check_mask()
             return self.model
         model = self.reader(length)
         if self.device.type != "cuda" or not (self.method.dynamics.noisy and model.capabilities.cuda_graphs):

@@ -69,10 +69,13 @@ class _Writing:
         """Blocks."""
         self.total = self.count * self.block
         if isinstance(run.constraint, JointConstraint) and not isinstance(run.constraint, LanguageConstraint):
-            raise ValueError(f"{type(run.constraint).__name__} is not available for models that write blocks")
-        for name in ("particles", "guidance"):
+            raise ValueError(
+                "models that write blocks take languages and fixed tokens as constraints "
+                f"(got a {type(run.constraint).__name__})"
+            )
+        for name, verb in (("particles", "are"), ("guidance", "is")):
             if getattr(run.options, name) is not None:
-                raise ValueError(f"{name} is not available for models that write blocks")
+                raise ValueError(f"{name} {verb} not available for models that write blocks (of {self.block} tokens)")
         if run.options.x_start is not None and self.total != length:
             raise ValueError(f"x_start needs whole blocks of {self.block} tokens (got {length})")
         self.held = F.pad(run.held, (0, self.total - length))

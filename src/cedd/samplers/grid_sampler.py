@@ -234,8 +234,8 @@ def denoise(run: GridRun, x: Tensor) -> Tensor:
     plan = None if run.is_dense else _plan(run, x, noise, earlier)
     if run.joint is not None and not (run.sampler.has_own_step or (plan is not None and plan.only_reveals)):
         raise ValueError(
-            f"{run.sampler.name} changes tokens, or needs ratios, on this model, and {type(run.joint).__name__} needs "
-            "masks that become tokens by their probabilities; use a model on absorb"
+            "a constraint on the text (a regular expression, choices, a JSON schema) needs a model that only masks "
+            f"(process absorb) and predicts probabilities; here, {run.sampler.name} changes tokens or uses ratios"
         )
     if plan is None or run.is_watched:
         return _in_step(run, x, plan, levels, sigma)

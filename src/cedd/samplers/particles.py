@@ -79,6 +79,8 @@ class Particles(RevealSampler):
             raise ValueError(f"the strength of a reward must be a finite number (got {self.strength})")
 
     def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
+        if process.can_shuffle or not process.has_mask:
+            raise ValueError("particles need a model that only masks (process absorb); this one also replaces tokens")
         super().check(method, process, constraint)
         if constraint is not None and not isinstance(constraint, LanguageConstraint) and type(constraint) is not Fixed:
             raise ValueError(f"particles take languages and fixed tokens (got a {type(constraint).__name__})")

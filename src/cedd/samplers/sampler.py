@@ -245,8 +245,8 @@ class Sampler(ABC):
         del method, process
         if isinstance(constraint, JointConstraint) and not self.draws_jointly:
             raise ValueError(
-                f"{self.name} does not draw tokens from probabilities of masks alone, as {type(constraint).__name__} "
-                "needs; use sampler='first-hitting' with a model on absorb"
+                f"the sampler {self.name} cannot write texts under a constraint (a regular expression, choices, a JSON "
+                "schema); use sampler='first-hitting' with a model that only masks (process absorb)"
             )
 
     def steps_taken(self, steps: int, length: int) -> int:
