@@ -323,7 +323,7 @@ def test_the_exact_bound_of_a_text_without_a_chance_is_infinite(method: str, pro
 
 def test_a_causal_network_with_a_cache_is_checked_and_given_its_condition() -> None:
     model = small_transformer(causal=True, time_conditioning=False).eval()
-    with pytest.raises(TypeError, match="label"):
+    with pytest.raises(ValueError, match="not trained with labels"):
         cedd.sample(model, cedd.absorb(V), (2, L), method="ar", label=torch.zeros(2))
     torch.nn.init.constant_(model.head.bias, float("nan"))
     with pytest.raises(ValueError, match="the network returned nan"):

@@ -1,5 +1,6 @@
 """Languages, particles, guidance and labels through `LanguageModel`: what comes out, and what is refused."""
 
+import itertools
 import json
 import math
 import re
@@ -12,6 +13,7 @@ from cedd.constraints import choice, json_schema, length, regex
 from cedd.data.token_languages import language_constraint
 from cedd.data.tokenizers import BERTTokenizer, BPETokenizer, CharTokenizer, PaddedTokenizer, Tokenizer
 from cedd.tasks import LanguageModel, load
+from tests.combinations import covering
 from tests.tasks.models import save_random
 
 CHARACTERS = 'abcdefghijklmnopqrstuvwxyz .,T0123456789{}":-\n'
@@ -57,8 +59,14 @@ LANGUAGES = {
 }
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("how", [{}, {"sampler": "first-hitting"}, {"sampler": "entropy", "steps": 4}, {"top_p": 0.7}])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    covering(
+        itertools.product(
+            TOKENIZERS, ({}, {"sampler": "first-hitting"}, {"sampler": "entropy", "steps": 4}, {"top_p": 0.7})
+        )
+    ),
+)
 def test_every_text_is_in_the_language(models, name, how):
     for language in LANGUAGES[name]:
         texts = models[name].generate(2, length=6, constraint=language, seed=1, **how)

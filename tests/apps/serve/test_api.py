@@ -259,12 +259,19 @@ PAGES = {
     "as many tokens as fit": "a" * 28 + "____",
     "characters that nobody knows": "caf\u00e9 \U0001f600 ____ " * 5 + "\r\n\ud800 end",
 }
+QUICK_PAGES = ("a page", "as many tokens as fit", "characters that nobody knows")
+"""The others are slow; tests/tasks/test_windows.py fills such texts without a server."""
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [*(("small", text) for text in PAGES.values()), ("masks", PAGES["a blank wider than a window"])],
-    ids=[*PAGES, "by masks"],
+    [
+        *(
+            pytest.param("small", text, id=name, marks=() if name in QUICK_PAGES else pytest.mark.slow)
+            for name, text in PAGES.items()
+        ),
+        pytest.param("masks", PAGES["a blank wider than a window"], id="by masks"),
+    ],
 )
 def test_a_text_of_any_length_is_filled_as_the_model_does_it(
     client: Any, registry: ModelRegistry, name: str, text: str

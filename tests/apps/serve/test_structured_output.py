@@ -14,6 +14,7 @@ from cedd.constraints import regex
 from cedd.data.tokenizers import CharTokenizer, PaddedTokenizer
 from cedd.tasks import generate, infill, load
 from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
+from tests.combinations import covering
 from tests.tasks.models import save_random
 
 CHARACTERS = 'abcdefghijklmnopqrstuvwxyz .,0123456789{}":-\n'
@@ -59,8 +60,9 @@ def texts(reply: Any) -> list[str]:
     return [choice["text"] for choice in reply.json()["choices"]]
 
 
-@pytest.mark.parametrize("model", ["padded", "plain"])
-@pytest.mark.parametrize(("asked", "pattern"), ASKED)
+@pytest.mark.parametrize(
+    ("model", "asked", "pattern"), covering((model, *row) for row in ASKED for model in ("padded", "plain"))
+)
 def test_completions_are_in_the_language(client: Any, model: str, asked: dict[str, Any], pattern: str):
     body = {"model": model, "prompt": "a: ", "n": 3, "max_tokens": 14, "seed": 1, "steps": 8, **asked}
     reply = client.post("/v1/completions", json=body)
