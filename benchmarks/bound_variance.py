@@ -21,7 +21,7 @@ from helps import parser_of
 from torch import Tensor
 
 import cedd
-from cedd.bounds.estimator import Sampling
+from cedd.bounds.options import Sampling
 from cedd.data.corpora import python_manual_documents
 from cedd.dynamics import Bound
 from cedd.models.transformer import Transformer, TransformerConfig

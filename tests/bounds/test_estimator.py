@@ -382,6 +382,20 @@ def test_the_best_stop_is_found() -> None:
         chosen.with_stop(0.0)
 
 
+def test_the_times_at_which_a_path_may_stop_share_its_draws() -> None:
+    """Only the last step is evaluated for each time: 60 * 12 * 2 evaluations besides the 60 * 16 of the path."""
+    process, evaluated = PROCESSES["roulette"], 0
+    network, p0 = random_network(process, L, seed=1, size=0.5), random_data(V, L, seed=2)
+
+    def counted(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        nonlocal evaluated
+        evaluated += len(x_t)
+        return network(x_t, sigma)
+
+    choose_stop(counted, process, sequences(p0, 60, generator(3)), method="sedds", draws=16)
+    assert evaluated <= 60 * (16 + 2 * len(STOPS))
+
+
 # ---- an honest error ----------------------------------------------------------------------------------------
 
 
@@ -652,8 +666,8 @@ def test_progress_counts_every_evaluation() -> None:
         ("cedd", {"bound": "j3"}, "unknown bound"),
         ("ar", {"bound": "j1"}, "exact likelihood"),
         ("dfm", {"bound": "j2"}, "its own bound"),
-        ("cedd", {"draws": 0}, "at least one draw"),
-        ("cedd", {"batch": -1}, "a batch has at least one sequence \\(got -1"),
+        ("cedd", {"draws": 0}, "draws must be at least 1"),
+        ("cedd", {"batch": -1}, "batch must be at least 1 \\(got -1"),
         ("cedd", {"tolerance": 0.0}, "positive share"),
         ("cedd", {"tolerance": math.inf}, "positive share"),
         ("cedd", {"tolerance": math.nan}, "positive share"),

@@ -16,6 +16,7 @@ from torch import Tensor
 import cedd
 from cedd.bounds.estimate import mean_interval
 from cedd.bounds.importance import ImportanceEstimate, importance_bound, nested_orders, reveal_levels
+from cedd.bounds.options import BoundOptions
 from cedd.bounds.order_weights import WeightFile
 from tests.combinations import covering
 from tests.networks import Model, random_network
@@ -82,9 +83,8 @@ def test_the_mean_weight_is_the_probability_of_the_sampler_and_these_sum_to_one(
     law = laws(time_free_law, model, data, V)
     assert law.sum() == pytest.approx(1.0)
     generator = torch.Generator().manual_seed(0)
-    found = importance_bound(
-        model, process, data, method="cedd", orders=400, antithetic=antithetic, generator=generator
-    )
+    options = BoundOptions(orders=400, generator=generator)
+    found = importance_bound(model, process, data, cedd.METHODS["cedd"], options, {}, antithetic)
     pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
     errors = pairs.std(1) / math.sqrt(pairs.shape[1])
     # Of nearly certain networks a sequence may live by one order: its own error is then worth little.

@@ -383,7 +383,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--bound", "j3"], "j3"),
         (["ABSORB", "--data", "TEXT", "--tolerance", "small"], "a share such as 0.5%"),
         (["ABSORB", "--data", "TEXT", "--tolerance", "0"], "between 0 and 100%"),
-        (["ABSORB", "--data", "TEXT", "--draws", "0"], "at least one draw"),
+        (["ABSORB", "--data", "TEXT", "--draws", "0"], "draws must be at least 1"),
         (["ABSORB", "--data", "TEXT", "--seed", "-3"], "--seed must be between 0 and 2^63 - 1 (got -3)"),
         (["ABSORB", "--data", "TEXT", "--steps", "8"], "no effect without --order"),
         (["ABSORB", "--data", "TEXT", "--top-p", "0.9"], "--top-p has no effect without --order"),

@@ -21,6 +21,7 @@ from cedd.models.folder import ModelFolder, save_folder
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.samplers import SamplingOptions
 from cedd.tasks.generate import prompt_template
+from cedd.tasks.language_model import Figure
 from tests.tasks.models import ALPHABET, save_random
 
 BLOCK, LENGTH = 4, 32
@@ -231,6 +232,14 @@ def test_the_perplexity_of_a_text_of_any_length(absorb: cedd.LanguageModel, text
     assert bounded.nats_per_token > expected - 4 * bounded.stderr
     weighted = absorb.perplexity(text, bound="importance", orders=64)
     assert weighted.nats_per_token == pytest.approx(expected, abs=4 * weighted.stderr + 1e-6)
+
+
+@pytest.mark.parametrize("bound", ["tight", "importance"])
+def test_texts_of_a_list_are_measured_as_alone(absorb: cedd.LanguageModel, bound: Figure) -> None:
+    texts = ["The cat.", "The", "The mat.", "The dog sat"]
+    found = absorb.perplexity(texts, bound=bound, draws=4, orders=4)
+    alone = [absorb.perplexity(text, bound=bound, draws=4, orders=4) for text in texts]
+    assert found == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_long_text_is_measured_in_pieces(absorb: cedd.LanguageModel, roulette: cedd.LanguageModel) -> None:

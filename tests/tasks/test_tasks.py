@@ -2,6 +2,8 @@
 
 import math
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -556,6 +558,45 @@ def test_texts_of_a_list_are_measured_as_one_by_one(free, runs):
     with pytest.raises(TypeError, match="is a text"):
         free.perplexity(["a", 3])
     assert [free.perplexity([], bound=bound) for bound in (None, "exact", "tight", "importance")] == [[]] * 4
+
+
+@pytest.mark.parametrize("bound", ["tight", "importance"])
+@pytest.mark.parametrize("kind", ["free", "masks", "replaces"])
+def test_bounds_of_a_list_are_those_of_its_texts_in_fewer_calls(free, runs, kind, bound, monkeypatch):
+    model = {"free": free, "masks": load(runs["absorb", "cedd"]), "replaces": load(runs["roulette", "bayes"])}[kind]
+    if (kind, bound) == ("replaces", "importance"):
+        pytest.skip("needs a process that only masks")
+    texts = ["abc de", "the cat sat on the mat", "de abc", "that on sat ", "cat bc"]
+    how = {"bound": bound, "draws": 4, "orders": 6, "seed": 3}
+    calls, features = [], model.model.features
+    monkeypatch.setattr(
+        model.model, "features", lambda x_t, *given, **more: calls.append(len(x_t)) or features(x_t, *given, **more)
+    )
+    alone = [model.perplexity(text, **how) for text in texts]
+    separate = calls.copy()
+    calls.clear()
+    for order in ([0, 1, 2, 3, 4], [4, 1, 0]):
+        found = model.perplexity([texts[number] for number in order], **how)
+        for number, one in zip(order, found, strict=True):
+            assert one == pytest.approx(alone[number], rel=1e-5)
+            assert one.stderr == pytest.approx(alone[number].stderr, rel=1e-3)
+            assert (one.bound, one.tokens) == (bound, len(texts[number]))
+        if len(order) == len(texts):
+            assert len(calls) < 0.8 * len(separate)
+            assert sum(calls) == sum(separate)
+
+
+def test_an_error_in_one_text_of_a_list_is_raised_once_and_ends_the_others(free, monkeypatch):
+    threads = threading.active_count()
+    with torch.no_grad():
+        next(iter(free.model.head.parameters())).fill_(math.nan)
+    with pytest.raises(ValueError, match="the network returned nan"):
+        free.perplexity(["abc de", "the cat", "cat a"], bound="tight", draws=4)
+    for _ in range(100):
+        if threading.active_count() == threads:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() == threads
 
 
 def test_answers_are_ranked_by_their_likelihood(free, runs):

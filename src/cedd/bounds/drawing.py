@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -83,6 +83,7 @@ class Evaluation:
     """Whether sequences that begin alike are shown the same noise there, whatever their lengths."""
     group: int = 1
     """G."""
+    _costs: list[float] = field(default_factory=list[float], init=False, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -198,19 +199,20 @@ class Evaluation:
     def _may_diverge(self) -> bool:
         return self.low == 0 and not self.process.jumps_at_zero and self.clean_tokens_cost
 
-    @cached_property
+    @property
     def _cost_per_log_sigma(self) -> list[float]:
         """What the most expensive clean sequence costs per token and e-fold of sigma, at each of `_PROBES` until it is
         negligible. Sequences (groups of them) whose cost is negligible at one are not evaluated at the next."""
-        found, expensive = list[float](), torch.arange(len(self.data))
+        # Not a cached_property: in Python 3.11 its lock, common to all instances, would be held during network calls.
+        expensive = torch.arange(len(self.data) if not self._costs else 0)
         for sigma in _PROBES:
-            costs = self._clean_costs(expensive, sigma)
-            found.append(float(costs.max()))
-            is_expensive = ~(costs <= _NEGLIGIBLE).view(-1, self.group).all(1)
-            expensive = expensive[is_expensive.repeat_interleave(self.group)]
             if len(expensive) == 0:
                 break
-        return found
+            costs = self._clean_costs(expensive, sigma)
+            self._costs.append(float(costs.max()))
+            is_expensive = ~(costs <= _NEGLIGIBLE).view(-1, self.group).all(1)
+            expensive = expensive[is_expensive.repeat_interleave(self.group)]
+        return self._costs
 
     @property
     def _levels_off(self) -> float | None:

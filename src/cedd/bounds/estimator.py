@@ -26,9 +26,9 @@ error, for exactly these sequences, comes from two independent halves of the dra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,13 +38,13 @@ from cedd.bounds.drawing import Evaluation, IndependentDraws, SequenceValues, St
 from cedd.bounds.estimate import (
     BoundEstimate,
     cannot_narrow,
-    check_tolerance,
     exact_estimate,
     is_within,
     mean_and_stderr,
 )
 from cedd.bounds.exact_likelihood import context_count, exact_likelihood
 from cedd.bounds.importance import importance_bound
+from cedd.bounds.options import BoundOptions, Progress, Sampling
 from cedd.bounds.order_weights import WeightFile
 from cedd.device import model_device
 from cedd.dynamics import Bound, Corrector, Dynamics
@@ -53,10 +53,9 @@ from cedd.methods import Method, get_method, model_first
 from cedd.network import AnyModel, Network, evaluating
 from cedd.process import TokenProcess
 
-Sampling = Literal["stratified", "independent"]
-Progress = Callable[[int, int], None]
-"""Called after each batch with the number of evaluations done and the number planned so far."""
-
+BATCH = 32
+"""Noisy sequences per network call."""
+_Wanted = tuple[Bound, float | None]
 _WORTH_SETTLING = 1.125  # growth of the number of draws between settlings; settling after every round is quadratic
 _NEARLY = 1e-4  # largest distance between the earliest times of bounds that share their draws
 
@@ -132,43 +131,12 @@ def estimate_bound(
         progress: called after each batch with the number of evaluations done and the number planned so far.
         conditions: other inputs of the network, one entry per sequence [N, ...], passed by name.
     """
-    method = get_method(method).in_blocks(block)
-    if bound in ("importance", "exact"):
-        _refuse_unused(bound, sampling=sampling, time_floor=time_floor, corrector=corrector)
-    if bound != "importance":
-        _refuse_unused(bound, orders=orders, seconds=seconds, checkpoint=checkpoint)
-    if bound == "exact" and method.dynamics.noisy:
-        _refuse_unused(bound, tolerance=tolerance)
-        return _exact_in_orders(model, process, data, method, fixed_set, batch, device, progress, conditions)
-    if bound == "importance":
-        return importance_bound(
-            model,
-            process,
-            data,
-            method=method,
-            block=block,
-            orders=orders,
-            tolerance=tolerance,
-            seconds=seconds,
-            antithetic=True,
-            generator=generator,
-            fixed_set=fixed_set,
-            checkpoint=checkpoint,
-            batch=batch,
-            device=device,
-            progress=progress,
-            **conditions,
-        )
-    bound = "tight" if bound == "exact" else bound  # which is exact for autoregressive methods
-    found = estimate_bounds(
-        model,
-        process,
-        data,
-        (bound,),
-        method=method,
+    options = BoundOptions(
         block=block,
+        orders=orders,
         draws=draws,
         tolerance=tolerance,
+        seconds=seconds,
         generator=generator,
         sampling=sampling,
         time_floor=time_floor,
@@ -176,18 +144,29 @@ def estimate_bound(
         fixed_set=fixed_set,
         nested=nested,
         max_draws=max_draws,
-        batch=32 if batch is None else batch,
+        batch=batch,
         device=device,
+        checkpoint=checkpoint,
         progress=progress,
-        **conditions,
     )
-    return found[bound]
+    method = get_method(method).in_blocks(block)
+    if bound in ("importance", "exact"):
+        _refuse_unused(bound, options, "sampling", "time_floor", "corrector")
+    if bound != "importance":
+        _refuse_unused(bound, options, "orders", "seconds", "checkpoint")
+    if bound == "importance":
+        return importance_bound(model, process, data, method, options, conditions)
+    if bound == "exact" and method.dynamics.noisy:
+        _refuse_unused(bound, options, "tolerance")
+        return _exact_in_orders(model, process, data, method, options, conditions)
+    one: Bound = "tight" if bound == "exact" else bound  # which is exact for autoregressive methods
+    return _estimates(model, process, data, [(one, time_floor)], method, options, conditions)[0]
 
 
-def _refuse_unused(bound: str, **options: object) -> None:
-    """Refuse options that say nothing about a bound."""
-    for name, value in options.items():
-        if value is not None:
+def _refuse_unused(bound: str, options: BoundOptions, *names: str) -> None:
+    """Refuse options that have no effect on a bound."""
+    for name in names:
+        if (value := getattr(options, name)) is not None:
             raise ValueError(f"the bound {bound!r} takes no {name} (got {value!r})")
 
 
@@ -196,18 +175,15 @@ def _exact_in_orders(
     process: TokenProcess,
     data: Tensor,
     method: Method,
-    fixed_set: bool,
-    batch: int | None,
-    device: torch.device | str | None,
-    progress: Progress | None,
+    options: BoundOptions,
     conditions: Mapping[str, Tensor],
 ) -> BoundEstimate:
     """The likelihood of the first-hitting sampler, summed over all orders."""
     length = data.shape[-1]
-    how: dict[str, Any] = {"batch": batch, "device": device, "progress": progress, **conditions}
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("batch", "device", "progress")} | {**conditions}
     nats = exact_likelihood(model, process, data, range(length), method=method, **how)
     draws = context_count(model, method.block or length)
-    return exact_estimate("exact", nats / length, draws, length, fixed_set)
+    return exact_estimate("exact", nats / length, draws, length, options.fixed_set)
 
 
 def estimate_bounds(
@@ -217,75 +193,80 @@ def estimate_bounds(
     bounds: Sequence[Bound],
     *,
     method: str | Method,
-    block: int | None = None,
-    draws: int = 16,
-    tolerance: float | None = None,
-    generator: torch.Generator | None = None,
-    sampling: Sampling | None = None,
-    time_floor: float | None = None,
-    corrector: Corrector | None = None,
-    fixed_set: bool = False,
-    nested: bool = False,
-    max_draws: int = 4096,
-    batch: int = 32,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-    **conditions: Tensor,
+    **arguments: Any,
 ) -> dict[Bound, BoundEstimate]:
     """Several bounds on the same data, in the order asked for; the other arguments are those of `estimate_bound`.
 
     Bounds that stop at nearly the same time are measured by the same stratified draws: `tight`, `j1` and `j2` take as
     many evaluations as one of them. Where their draws are not the same, each begins with the generator as it is.
     """
-    chosen = get_method(method).in_blocks(block)
-    for bound in bounds:
-        _check(chosen, process, data, bound, draws, tolerance, time_floor, batch, max_draws)
-    if sampling not in (None, *get_args(Sampling)):
-        raise ValueError(f"draws are {' or '.join(get_args(Sampling))} (got {sampling!r})")
-    if tolerance is not None and sampling == "independent":
-        raise ValueError("independent draws have no interval that a tolerance could be held against; use stratified")
-    dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
-    home = model_device(model, data.device) if device is None else device
+    options, conditions = BoundOptions.and_conditions(arguments)
+    chosen = get_method(method).in_blocks(options.block)
+    wanted: list[_Wanted] = [(bound, options.time_floor) for bound in bounds]
+    return dict(zip(bounds, _estimates(model, process, data, wanted, chosen, options, conditions), strict=True))
+
+
+def bounds_with_stops(
+    model: AnyModel, process: TokenProcess, data: Tensor, stops: Sequence[float], *, method: Method, **arguments: Any
+) -> list[BoundEstimate]:
+    """`tight` for each time at which the path may stop, all by the same draws of the path."""
+    options, conditions = BoundOptions.and_conditions(arguments)
+    wanted: list[_Wanted] = [("tight", stop) for stop in stops]
+    return _estimates(model, process, data, wanted, method, options, conditions, nearly=math.inf)
+
+
+def _estimates(
+    model: AnyModel,
+    process: TokenProcess,
+    data: Tensor,
+    wanted: Sequence[_Wanted],
+    method: Method,
+    options: BoundOptions,
+    conditions: Mapping[str, Tensor],
+    nearly: float = _NEARLY,
+) -> list[BoundEstimate]:
+    """Bounds, each with the time at which its path stops (None: the method's)."""
+    for bound, floor in wanted:
+        method.check(process)
+        method.check_bound(bound, floor)
+    process.check_tokens(data)
+    if data.dim() != 2 or 0 in data.shape:
+        raise ValueError(f"data must be sequences [N, L], at least one of at least one token (got {list(data.shape)})")
+    dynamics = method.dynamics if options.corrector is None else method.dynamics.with_corrector(options.corrector)
+    home = model_device(model, data.device) if options.device is None else options.device
     network = Network.of(model, process.vocab_size, home, conditions, len(data))
     clean = data.detach().to(device="cpu", dtype=torch.int64)
-    blocks = chosen.blocks_of(data.shape[1])
+    blocks = method.blocks_of(data.shape[1])
     if blocks > 1:
         network, clean = as_block_sequences(network, clean, blocks)
     with evaluating(model):
         if not dynamics.noisy:
-            return {one: _exact(network, process, dynamics, clean, batch, fixed_set, progress) for one in bounds}
-        way, targets = sampling or "stratified", dict[Bound, Target]()
-        for bound in bounds:
-            earliest = dynamics.earliest(chosen.parameterization, process, bound)
-            targets[bound] = dynamics.target(
-                chosen.parameterization,
-                process,
-                bound,
-                with_entropy=way == "stratified" or bound != "j2",
-                low=earliest if time_floor is None else time_floor,
-            )
-        counter = _Counter(progress)
-        job = _BoundRun(
-            network, process, clean, blocks, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter
-        )
-        source, found = torch.default_generator if generator is None else generator, dict[Bound, BoundEstimate]()
-        state = source.get_state()
-        for together in _drawn_together(targets, way):
+            return [_exact(network, process, dynamics, clean, options) for _ in wanted]
+        targets = list[Target]()
+        for bound, floor in wanted:
+            entropy = options.sampling != "independent" or bound != "j2"
+            low = dynamics.earliest(method.parameterization, process, bound) if floor is None else floor
+            targets.append(dynamics.target(method.parameterization, process, bound, with_entropy=entropy, low=low))
+        names: list[Bound] = [bound for bound, _ in wanted]
+        job = _BoundRun(network, process, clean, blocks, names, targets, options, _Counter(options.progress))
+        source = torch.default_generator if options.generator is None else options.generator
+        state, found = source.get_state(), dict[int, BoundEstimate]()
+        for together in _drawn_together(targets, nearly, options.sampling):
             found |= job.estimates(together, source.set_state(state))
-        return {bound: found[bound] for bound in bounds}
+        return [found[index] for index in range(len(wanted))]
 
 
-def _drawn_together(targets: Mapping[Bound, Target], way: Sampling) -> list[dict[Bound, Target]]:
+def _drawn_together(targets: Sequence[Target], nearly: float, sampling: Sampling | None) -> list[list[int]]:
     """The targets in groups that are measured by the same draws: of one path, to nearly the same time."""
-    groups: list[dict[Bound, Target]] = []
-    for bound, target in targets.items():
-        for group in groups if way == "stratified" else ():
-            first = next(iter(group.values()))
-            if target.path == first.path and abs(target.low - first.low) <= _NEARLY:
-                group[bound] = target
+    groups: list[list[int]] = []
+    for index, target in enumerate(targets):
+        for group in groups if sampling != "independent" else ():
+            first = targets[group[0]]
+            if target.path == first.path and abs(target.low - first.low) <= nearly:
+                group.append(index)
                 break
         else:
-            groups.append({bound: target})
+            groups.append([index])
     return groups
 
 
@@ -305,162 +286,93 @@ class _Counter:
 
 @dataclass(frozen=True)
 class _BoundRun:
-    """Arguments shared by all bounds of a call; see `estimate_bound`."""
+    """The bounds of a call."""
 
     network: Network
     process: TokenProcess
     data: Tensor
     blocks: int
     """Blocks per text; each block is a sequence of `data`."""
-    way: Sampling
-    draws: int
-    tolerance: float | None
-    max_draws: int
-    batch: int
-    fixed_set: bool
-    nested: bool
+    names: Sequence[Bound]
+    targets: Sequence[Target]
+    options: BoundOptions
     counter: _Counter
 
-    def estimates(self, targets: Mapping[Bound, Target], generator: torch.Generator) -> dict[Bound, BoundEstimate]:
-        """The bounds of these targets, by the same draws. One that turns out to be infinite is left out of them."""
-        if not targets:
+    def estimates(self, which: Sequence[int], generator: torch.Generator) -> dict[int, BoundEstimate]:
+        """The bounds with these numbers, by the same draws. One that turns out to be infinite is left out of them."""
+        if not which:
             return {}
-        counter, names, state = self.counter, list[Bound](targets), generator.get_state()
-        before = counter.done
-        bounds = tuple(targets.values())
+        options, counter, state = self.options, self.counter, generator.get_state()
+        before, draws = counter.done, options.draws
+        targets, batch = tuple(self.targets[number] for number in which), options.batch or BATCH
         evaluation = Evaluation(
-            self.network, self.process, self.data, bounds, self.batch, counter.add, self.nested, self.blocks
+            self.network, self.process, self.data, targets, batch, counter.add, options.nested, self.blocks
         )
         if (why := evaluation.infinite_at_zero()) is not None:
-            infinite: dict[Bound, str] = {name: why for name in names if targets[name].low == 0}
-            return self._without(infinite, targets, generator.set_state(state), counter.done - before)
-        drawn = StratifiedDraws(evaluation) if self.way == "stratified" else IndependentDraws(evaluation)
+            infinite = {number: why for number in which if self.targets[number].low == 0}
+            return self._without(infinite, which, generator.set_state(state), counter.done - before)
+        drawn = IndependentDraws(evaluation) if options.sampling == "independent" else StratifiedDraws(evaluation)
         total = settled_at = 0
         while True:
-            counter.planned += self.draws * len(self.data) // self.blocks
-            drawn.add(self.draws, generator)
-            total += self.draws
-            infinite = {name: why for index, name in enumerate(names) if (why := drawn.why_infinite(index)) is not None}
-            if infinite:
-                return self._without(infinite, targets, generator.set_state(state), counter.done - before)
-            if total < _WORTH_SETTLING * settled_at and total + self.draws <= self.max_draws:
+            counter.planned += draws * len(self.data) // self.blocks
+            drawn.add(draws, generator)
+            total += draws
+            reasons = {number: drawn.why_infinite(index) for index, number in enumerate(which)}
+            if infinite := {number: why for number, why in reasons.items() if why is not None}:
+                return self._without(infinite, which, generator.set_state(state), counter.done - before)
+            if total < _WORTH_SETTLING * settled_at and total + draws <= options.max_draws:
                 continue
             settled_at = total
-            found: dict[Bound, BoundEstimate] = {
-                name: _estimate(
-                    name,
-                    drawn.settle(index),
-                    targets[name],
-                    counter.done - before,
-                    total,
-                    self.data,
-                    self.blocks,
-                    self.fixed_set,
-                    self.tolerance,
-                )
-                for index, name in enumerate(names)
+            found = {
+                number: self._estimate(number, drawn.settle(index), counter.done - before, total)
+                for index, number in enumerate(which)
             }
-            if total + self.draws > self.max_draws or all(e.reached or cannot_narrow(e) for e in found.values()):
+            if total + draws > options.max_draws or all(e.reached or cannot_narrow(e) for e in found.values()):
                 return found
 
     def _without(
-        self,
-        infinite: Mapping[Bound, str],
-        targets: Mapping[Bound, Target],
-        generator: torch.Generator,
-        evaluations: int,
-    ) -> dict[Bound, BoundEstimate]:
+        self, infinite: Mapping[int, str], which: Sequence[int], generator: torch.Generator, evaluations: int
+    ) -> dict[int, BoundEstimate]:
         """These are infinite, and why; the others are drawn anew, since costs without end would spoil what draws have
         learnt."""
-        rest: dict[Bound, Target] = {name: target for name, target in targets.items() if name not in infinite}
-        found = self.estimates(rest, generator)
-        for name, why in infinite.items():
-            found[name] = _infinite(name, targets[name], evaluations, self.data, self.blocks, self.fixed_set, why)
+        found = self.estimates([number for number in which if number not in infinite], generator)
+        for number, why in infinite.items():
+            settled = SequenceValues(torch.full((len(self.data),), math.inf, dtype=torch.float64), math.nan, 0)
+            estimate = self._estimate(number, settled, evaluations, 0)
+            found[number] = replace(estimate, why_infinite=why, reached=True)
         return found
 
-
-def _estimate(
-    bound: str,
-    settled: SequenceValues,
-    target: Target,
-    evaluations: int,
-    draws: int,
-    data: Tensor,
-    blocks: int,
-    fixed_set: bool,
-    tolerance: float | None,
-) -> BoundEstimate:
-    """The estimate from settled values, for texts of `blocks` blocks."""
-    values = settled.per_sequence.reshape(-1, blocks).mean(1) + target.terminal
-    mean, error = mean_and_stderr(values)
-    scatter = max(error**2 - settled.curve, settled.variance - settled.shared) if settled.curve > 0 else error**2
-    estimate = BoundEstimate(
-        bound=bound,
-        nats_per_token=mean,
-        per_sequence=values,
-        sequence_stderr=math.sqrt(scatter + settled.shared),
-        monte_carlo_stderr=math.sqrt(settled.variance),
-        monte_carlo_freedom=settled.freedom,
-        fixed_set=fixed_set or len(values) < 2,
-        terminal=target.terminal,
-        earliest_time=target.low,
-        evaluations=evaluations,
-        draws=draws,
-        length=data.shape[1] * blocks,
-        heavy_tailed=settled.heavy_tailed,
-    )
-    if tolerance is None:
-        return estimate
-    return replace(estimate, reached=is_within(estimate, tolerance))
-
-
-def _infinite(
-    bound: str, target: Target, evaluations: int, data: Tensor, blocks: int, fixed_set: bool, why: str
-) -> BoundEstimate:
-    """The estimate if the integral diverges at t = 0 or the data have probability zero."""
-    settled = SequenceValues(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
-    return replace(_estimate(bound, settled, target, evaluations, 0, data, blocks, fixed_set, None), why_infinite=why)
+    def _estimate(self, number: int, settled: SequenceValues, evaluations: int, draws: int) -> BoundEstimate:
+        """The estimate from settled values, for texts of `blocks` blocks."""
+        target, tolerance = self.targets[number], self.options.tolerance
+        values = settled.per_sequence.reshape(-1, self.blocks).mean(1) + target.terminal
+        mean, error = mean_and_stderr(values)
+        scatter = max(error**2 - settled.curve, settled.variance - settled.shared) if settled.curve > 0 else error**2
+        estimate = BoundEstimate(
+            bound=self.names[number],
+            nats_per_token=mean,
+            per_sequence=values,
+            sequence_stderr=math.sqrt(scatter + settled.shared),
+            monte_carlo_stderr=math.sqrt(settled.variance),
+            monte_carlo_freedom=settled.freedom,
+            fixed_set=self.options.fixed_set or len(values) < 2,
+            terminal=target.terminal,
+            earliest_time=target.low,
+            evaluations=evaluations,
+            draws=draws,
+            length=self.data.shape[1] * self.blocks,
+            heavy_tailed=settled.heavy_tailed,
+        )
+        return estimate if tolerance is None else replace(estimate, reached=is_within(estimate, tolerance))
 
 
 def _exact(
-    network: Network,
-    process: TokenProcess,
-    dynamics: Dynamics,
-    data: Tensor,
-    batch: int,
-    fixed_set: bool,
-    progress: Progress | None,
+    network: Network, process: TokenProcess, dynamics: Dynamics, data: Tensor, options: BoundOptions
 ) -> BoundEstimate:
     """The exact likelihood of an autoregressive model: one evaluation per sequence, no Monte Carlo error."""
-    counter = _Counter(progress, planned=len(data))
-    parts: list[Tensor] = []
-    for rows in parts_of(len(data), batch):
+    counter, parts = _Counter(options.progress, planned=len(data)), list[Tensor]()
+    for rows in parts_of(len(data), options.batch or BATCH):
         x0 = data[rows].to(network.device)
         parts.append(dynamics.token_nats(network.of_sequences(rows), process, x0).mean(1).cpu())
         counter.add(len(rows))
-    return exact_estimate("tight", torch.cat(parts), 1, data.shape[1], fixed_set)
-
-
-def _check(
-    method: Method,
-    process: TokenProcess,
-    data: Tensor,
-    bound: str,
-    draws: int,
-    tolerance: float | None,
-    time_floor: float | None,
-    batch: int,
-    max_draws: int,
-) -> None:
-    method.check(process)
-    method.check_bound(bound, time_floor)
-    process.check_tokens(data)
-    if data.dim() != 2 or 0 in data.shape:
-        raise ValueError(f"data must be sequences [N, L], at least one of at least one token (got {list(data.shape)})")
-    if draws < 1:
-        raise ValueError(f"a bound needs at least one draw per sequence (got {draws})")
-    if batch < 1:
-        raise ValueError(f"a batch has at least one sequence (got {batch})")
-    if max_draws < 1:
-        raise ValueError(f"max_draws must be at least 1 (got {max_draws})")
-    check_tolerance(tolerance)
+    return exact_estimate("tight", torch.cat(parts), 1, data.shape[1], options.fixed_set)

@@ -39,7 +39,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,16 +47,15 @@ import torch
 from torch import Tensor
 
 from cedd.block_layout import as_block_sequences
-from cedd.bounds.estimate import BoundEstimate, cannot_narrow, check_tolerance, is_within, mean_and_stderr
+from cedd.bounds.estimate import BoundEstimate, cannot_narrow, is_within, mean_and_stderr
+from cedd.bounds.options import BoundOptions, Progress
 from cedd.bounds.order_weights import OrderWeights, WeightFile
 from cedd.device import model_device
-from cedd.methods import Method, get_method
+from cedd.methods import Method
 from cedd.network import AnyModel, Network, Places, evaluating
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess
 from cedd.row_sums import at_token, log_sum_exp
-
-Progress = Callable[[int, int], None]
 
 ORDERS = 64
 """Default number of orders per sequence."""
@@ -162,80 +161,47 @@ def importance_bound(
     model: AnyModel,
     process: TokenProcess,
     data: Tensor,
-    *,
-    method: str | Method,
-    block: int | None = None,
-    orders: int | None = None,
-    tolerance: float | None = None,
-    seconds: float | None = None,
+    method: Method,
+    options: BoundOptions,
+    conditions: Mapping[str, Tensor],
     antithetic: bool = True,
-    generator: torch.Generator | None = None,
-    fixed_set: bool = False,
-    checkpoint: WeightFile | None = None,
-    batch: int | None = None,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-    **conditions: Tensor,
 ) -> ImportanceEstimate:
-    """The importance-weighted bound on data [N, L], in nats per token (see the module's head).
+    """The importance-weighted bound on data [N, L], in nats per token: the arguments of `cedd.estimate_bound`.
 
-    Args:
-        model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`.
-        process: the process that it was trained to undo; one that only masks.
-        data: token ids [N, L].
-        method: what the model's outputs mean.
-        block: the number of tokens of a block, for block diffusion; by default that of the method.
-        orders: K, by default 64. The evaluation costs K L network evaluations per sequence, or K b in blocks of b
-            tokens. With a tolerance or a time limit the most, by default 4,096.
-        tolerance: double the orders, from 2 on, until the 95% interval of the perplexity is this narrow (0.005: within
-            half a percent on either side), or more orders cannot help because the sequences themselves differ.
-        seconds: double the orders, from 2 on, as long as the next round will end within this time.
-        antithetic: draw orders in pairs, one the reverse of the other.
-        generator: the random number generator. The orders of a sequence depend on it and on the place of the sequence
-            in the data only.
-        fixed_set: give the error for these very sequences instead of for the population they are drawn from.
-        checkpoint: the file that the weights are kept in. The same call, also with more orders, resumes from it.
-        batch: noisy sequences shown to the network at once; by default as many as suit the device.
-        device: where the network lives, by default where its parameters are.
-        progress: called with the evaluations done and planned.
-        conditions: what the network takes besides, with one entry per sequence [N, ...].
+    It costs K L network evaluations per sequence for K orders, or K b in blocks of b tokens. The orders of a sequence
+    depend only on the generator and on the place of the sequence in the data.
+
+    antithetic: draw orders in pairs, each the reverse of the other.
     """
-    chosen = get_method(method).in_blocks(block)
-    check_reveal_orders(chosen, process)
+    check_reveal_orders(method, process)
     process.check_tokens(data)
     if data.dim() != 2 or 0 in data.shape:
         raise ValueError(f"data must be sequences [N, L], at least one of at least one token (got {list(data.shape)})")
-    most = orders if orders is not None else ORDERS if tolerance is None and seconds is None else MOST_ORDERS
-    if most < 1:
-        raise ValueError(f"orders must be at least 1 (got {orders})")
-    check_tolerance(tolerance)
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ValueError(f"seconds must be positive (got {seconds!r})")
-    if batch is not None and batch < 1:
-        raise ValueError(f"batch must be at least 1 (got {batch})")
-    home = torch.device(model_device(model, data.device) if device is None else device)
+    generator, tolerance, seconds = options.generator, options.tolerance, options.seconds
+    adapts = tolerance is not None or seconds is not None
+    most = options.orders or (MOST_ORDERS if adapts else ORDERS)
+    home = torch.device(model_device(model, data.device) if options.device is None else options.device)
     network = Network.of(model, process.vocab_size, home, conditions, len(data))
     clean = data.detach().to(device="cpu", dtype=torch.int64)
-    batch = batch or max(1, tokens_at_once(home) // data.shape[1])
+    batch = options.batch or max(1, tokens_at_once(home) // data.shape[1])
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
-    blocks = chosen.blocks_of(data.shape[1])
+    blocks = method.blocks_of(data.shape[1])
     if blocks > 1:
         network, clean = as_block_sequences(network, clean, blocks)
     rows, width = clean.shape
     weights = OrderWeights.none(rows, width)
-    if checkpoint is not None:
-        described = {"seed": seed, "antithetic": antithetic, "blocks": blocks, "method": chosen.name}
+    if options.checkpoint is not None:
+        described = {"seed": seed, "antithetic": antithetic, "blocks": blocks, "method": method.name}
         described["data"] = hashlib.sha256(clean.numpy().tobytes()).hexdigest()
-        weights = checkpoint.load(described, rows, width, most)
-    work = _Weighing(network, process, clean, blocks, seed, antithetic, batch, progress, checkpoint)
-    adapts = tolerance is not None or seconds is not None
+        weights = options.checkpoint.load(described, rows, width, most)
+    work = _Weighing(network, process, clean, blocks, seed, antithetic, batch, options.progress, options.checkpoint)
     goal = min(most, max(2, weights.complete)) if adapts else most
     goal = weights.log_weights.shape[1] if weights.passes else goal  # a round that was interrupted is finished first
     started = time.monotonic()
     with evaluating(model):
         while True:
             work.extend(weights, goal)
-            found = _settled(weights, len(data), data.shape[1], blocks, fixed_set)
+            found = _settled(weights, len(data), data.shape[1], blocks, options.fixed_set)
             reached = tolerance is None or is_within(found, tolerance)
             late = seconds is not None and 2 * (time.monotonic() - started) > seconds
             if goal >= most or late or (tolerance is not None and (reached or cannot_narrow(found))):

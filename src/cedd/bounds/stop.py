@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cedd.bounds.estimator import estimate_bound
+from cedd.bounds.estimator import bounds_with_stops
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel
 from cedd.process import TokenProcess
@@ -24,16 +24,11 @@ def choose_stop(
 ) -> Method:
     """The method with the stop of `STOPS` at which its bound on data [N, L] is least; as it is where there is none.
 
-    Every time is tried with the same levels and noise.
+    All times share the draws of the path; only the last step is evaluated for each.
     """
     chosen = get_method(method)
     if not chosen.stops_short(process):
         return chosen
-
-    def bound(stop: float) -> float:
-        generator = torch.Generator().manual_seed(seed)
-        return estimate_bound(
-            model, process, data, method=chosen, draws=draws, time_floor=stop, generator=generator
-        ).nats_per_token
-
-    return chosen.with_stop(min(STOPS, key=bound))
+    generator = torch.Generator().manual_seed(seed)
+    found = bounds_with_stops(model, process, data, STOPS, method=chosen, draws=draws, generator=generator)
+    return chosen.with_stop(min(zip(found, STOPS, strict=True), key=lambda pair: pair[0].nats_per_token)[1])

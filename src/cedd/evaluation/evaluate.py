@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, mean_interval
-from cedd.bounds.estimator import Progress
+from cedd.bounds.estimator import BATCH
+from cedd.bounds.options import Progress
 from cedd.device import pick_device
 from cedd.evaluation.comparison import TextUnits, common_units
 from cedd.evaluation.intervals import IntervalEstimate, interval_estimate
 from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import (
-    BATCH,
     ModelEvaluation,
     add_order_likelihood,
     check_bound_of,

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import BoundEstimate, exact_estimate, exp_or_inf, mean_interval
-from cedd.bounds.estimator import Progress, estimate_bound, estimate_bounds
+from cedd.bounds.estimator import estimate_bound, estimate_bounds
 from cedd.bounds.exact_likelihood import MOST_POSITIONS
 from cedd.bounds.importance import ORDERS, ImportanceEstimate, check_reveal_orders, first_hitting_law
+from cedd.bounds.options import Progress
 from cedd.bounds.order_weights import WeightFile
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, evaluation_data, load_evaluation_set
@@ -43,8 +44,6 @@ from cedd.process import seeded_generator
 from cedd.samplers import SamplingOptions, order_nats
 from cedd.storage import expanded, finite, json_sha256
 
-BATCH = 32
-"""Noisy sequences per batch, by default."""
 FIRST_HITTING_BOUNDS: tuple[BoundName, ...] = ("importance", "exact")
 """Bounds on the law of the first-hitting sampler."""
 UNITS = {"character": "evaluated_characters", "byte": "evaluated_bytes", "word": "evaluated_words"}
@@ -234,14 +233,14 @@ def measure(
         "time_floor": options.time_floor,
         "corrector": None if options.corrector is None else Corrector(options.corrector),
         "fixed_set": options.fixed_set,
-        "batch": options.batch or BATCH,
+        "batch": options.batch,
         "progress": progress,
     }
     if bound not in FIRST_HITTING_BOUNDS:
         found = estimate_bounds(model, process, data, requested_bounds(folder, bound), **how)
         return ModelEvaluation(folder, {**found}, protocol)
     if method.dynamics.noisy:
-        how |= {"bound": bound, "batch": options.batch}
+        how["bound"] = bound
         if bound == "importance":
             file = None if options.checkpoint is None else WeightFile(options.checkpoint, weights_checksum(model))
             how |= {"orders": options.orders, "seconds": options.seconds, "checkpoint": file}

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
@@ -20,6 +21,7 @@ from cedd.constraints import Language
 from cedd.data.text import MAX_UNKNOWN_SHARE, check_text, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import model_device, pick_device
+from cedd.evaluation.joined_calls import JoinedCalls
 from cedd.evaluation.likelihood import TextLikelihoods
 from cedd.evaluation.text_parts import text_parts
 from cedd.methods import Method
@@ -304,7 +306,8 @@ class LanguageModel(LoadedModel):
         seed: int = 0,
         max_unknown: float = MAX_UNKNOWN_SHARE,
     ) -> Perplexity | list[Perplexity]:
-        """The perplexity per token of a text, or of each text of a list. `Perplexity.bound` is one of:
+        """The perplexity per token of a text, or of each text of a list, whose network calls are joined into batches.
+        The value of a text does not depend on the others, except for rounding. `Perplexity.bound` is one of:
 
         - exact: the exact likelihood, for autoregressive models and, for short texts, models that only mask: the sum
           over all orders in which the first-hitting sampler can write the text, in 2^n - 1 network evaluations for n
@@ -338,10 +341,12 @@ class LanguageModel(LoadedModel):
             what = "blocks of at most" if self.writes_blocks else "at most"
             raise ValueError(f"exact perplexity needs {what} {MOST_POSITIONS} tokens (got {long}); use importance")
         known = self._exact_nats([ids for ids, one in zip(encoded, exact, strict=True) if one])
+        how: dict[str, Any] = {"draws": draws} if bound != "importance" else {"bound": bound, "orders": orders}
+        bounded = self._bounded([ids for ids, one in zip(encoded, exact, strict=True) if not one], seed, how)
         found = [
             Perplexity.exactly(next(known), len(ids), share)
             if one
-            else self._bounded(ids, bound or "tight", draws, orders, seed, share)
+            else Perplexity(*next(bounded), len(ids), share, bound or "tight")
             for ids, one, share in zip(encoded, exact, unknown, strict=True)
         ]
         return found if isinstance(text, list | tuple) else found[0]
@@ -383,33 +388,43 @@ class LanguageModel(LoadedModel):
         return total.tolist()
 
     def _bounded(
-        self,
-        ids: Tensor,
-        bound: Figure,
-        draws: int,
-        orders: int,
-        seed: int,
-        unknown: float,
-    ) -> Perplexity:
-        """An upper bound on the perplexity of one text, with its Monte Carlo error."""
-        if self.writes_blocks:
-            parts = list(text_parts(self, ids[None]))
+        self, texts: Sequence[Tensor], seed: int, how: Mapping[str, Any]
+    ) -> Iterator[tuple[float, float, tuple[float, float]]]:
+        """Upper bounds on the perplexities of texts: nats per token, Monte Carlo error and interval of each text. Their
+        network calls are joined; the draws of a text depend on the seed alone."""
+        if len(texts) < 2:
+            return iter([self._bound_of(self, ids, seed, how) for ids in texts])
+        joined = JoinedCalls(self.model)
+        loaded = LoadedModel(replace(self.folder, model=joined), self.device)
+        return iter(joined.run([partial(self._bound_of, loaded, ids, seed, how) for ids in texts]))
+
+    @staticmethod
+    def _bound_of(
+        loaded: LoadedModel, ids: Tensor, seed: int, how: Mapping[str, Any]
+    ) -> tuple[float, float, tuple[float, float]]:
+        if loaded.writes_blocks:
+            parts = list(text_parts(loaded, ids[None]))
         else:  # whole pieces together
-            whole = len(ids) // self.length * self.length
-            pieces = (ids[:whole].view(-1, self.length), ids[whole:][None])
-            parts = [part for piece in pieces if piece.numel() for part in text_parts(self, piece)]
+            whole = len(ids) // loaded.length * loaded.length
+            pieces = (ids[:whole].view(-1, loaded.length), ids[whole:][None])
+            parts = [part for piece in pieces if piece.numel() for part in text_parts(loaded, piece)]
         generator = seeded_generator(seed)  # one for all parts, so that their errors are independent
-        how: dict[str, Any] = {"draws": draws} if bound == "tight" else {"bound": bound, "orders": orders}
-        how |= {"generator": generator, "fixed_set": True}
         estimates = [
             estimate_bound(
-                part.model, self.process, part.ids.to(self.device), method=part.method, **how, **part.conditions
+                part.model,
+                loaded.process,
+                part.ids.to(loaded.device),
+                method=part.method,
+                generator=generator,
+                fixed_set=True,
+                **how,
+                **part.conditions,
             )
             for part in parts
         ]
         nats, error, freedom = weighted_mean(estimates, [part.ids.numel() / len(ids) for part in parts])
         half = student_quantile(freedom) * error if freedom else math.nan
-        return Perplexity(nats, error, (exp_or_inf(nats - half), exp_or_inf(nats + half)), len(ids), unknown, bound)
+        return nats, error, (exp_or_inf(nats - half), exp_or_inf(nats + half))
 
     def log_likelihood(
         self,

@@ -1,0 +1,60 @@
+"""How a bound is estimated: the options that the functions of `cedd.bounds` pass on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import torch
+
+from cedd.bounds.estimate import check_tolerance
+from cedd.bounds.order_weights import WeightFile
+from cedd.dynamics import Corrector
+
+Sampling = Literal["stratified", "independent"]
+Progress = Callable[[int, int], None]
+"""Called after each batch with the number of evaluations done and the number planned so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOptions:
+    """The options of `cedd.estimate_bound`, which describes them."""
+
+    block: int | None = None
+    orders: int | None = None
+    draws: int = 16
+    tolerance: float | None = None
+    seconds: float | None = None
+    generator: torch.Generator | None = None
+    sampling: Sampling | None = None
+    time_floor: float | None = None
+    corrector: Corrector | None = None
+    fixed_set: bool = False
+    nested: bool = False
+    max_draws: int = 4096
+    batch: int | None = None
+    device: torch.device | str | None = None
+    checkpoint: WeightFile | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("orders", "draws", "max_draws", "batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 (got {value})")
+        check_tolerance(self.tolerance)
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds must be positive (got {self.seconds!r})")
+        if self.sampling not in (None, *get_args(Sampling)):
+            raise ValueError(f"draws are {' or '.join(get_args(Sampling))} (got {self.sampling!r})")
+        if self.tolerance is not None and self.sampling == "independent":
+            raise ValueError(
+                "independent draws have no interval that a tolerance could be held against; use stratified"
+            )
+
+    @staticmethod
+    def and_conditions(arguments: dict[str, Any]) -> tuple[BoundOptions, dict[str, Any]]:
+        """Keyword arguments as options, and the others as conditions of the network."""
+        own = {field.name: arguments.pop(field.name) for field in fields(BoundOptions) if field.name in arguments}
+        return BoundOptions(**own), arguments
