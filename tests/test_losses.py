@@ -22,6 +22,7 @@ from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import ScoreEntropy, true_ratios
 from cedd.process import Noise
 from tests import reference
+from tests.combinations import covering
 from tests.networks import matching_chain
 
 V, B, L = 4, 3, 5
@@ -163,8 +164,9 @@ def a_batch(method: Method, kind: str, capacity: int | None = None) -> NoisyBatc
     return noisy_batch(method, PROCESSES[kind], x0, t, draws, capacity)
 
 
-@pytest.mark.parametrize("filled", [False, True])
-@pytest.mark.parametrize(("name", "kind"), pairs())
+@pytest.mark.parametrize(
+    ("name", "kind", "filled"), covering((*pair, filled) for pair in pairs() for filled in (False, True))
+)
 def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, filled: bool) -> None:
     method, model = ALL[name], WithHead()
     batch = a_batch(method, kind, B * L - 1 if filled else None)

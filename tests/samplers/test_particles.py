@@ -65,7 +65,7 @@ def reward(x: torch.Tensor) -> torch.Tensor:
     ("count", "steps", "strength", "language", "runs"),
     [
         (1, 3, 0.0, True, 250),
-        (4, 3, 1.3, True, 80),
+        pytest.param(4, 3, 1.3, True, 80, marks=pytest.mark.slow),
         (3, 2, -0.7, True, 80),
         (4, 3, 1.0, False, 250),
     ],
