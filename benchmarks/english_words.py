@@ -77,7 +77,8 @@ misspelling is a misspelling again (all of the examples' were seen). A rare word
 common word rather than a name (lists have a misspelling of "the" once, texts often). A compound of content words
 (whitespace) is not split, and known words (`english_known_words.py`) are kept: the examples are from books."""
 OPEN_TO_FIT = (0.02, 0.98)
-"""Limit of own / (own + best) for words on which the weights with the network are fitted; wider than in use."""
+"""Limits of p_keep / (p_keep + p_best) for words on which the weights with the network are fitted; wider than in
+use."""
 
 
 def corpus_texts(folder: Path, held_out: float) -> list[tuple[str, str]]:

@@ -248,9 +248,9 @@ class Correct(ModelArguments):
     t: float | None = None
     """Diffusion time at which the network reads the text (default: the time at which its process has this rate)."""
     threshold: float | None = None
-    """Replace a word or letter if own / (own + best) is below this, where own is its probability and best that of the
-    most probable alternative; lower values change less. For letters, 0.5 and above choose the more probable of the two
-    (default: the model's own; 0.9 for english, 0.3 for english-char)."""
+    """Replace a word or letter if p_keep / (p_keep + p_best) is below this, where p_keep is the probability that it is
+    correct and p_best that of the most probable replacement; lower values change less. For letters, 0.5 and above
+    choose the more probable of the two (default: the model's own; 0.9 for english, 0.3 for english-char)."""
     change: Literal["letters", "all"] | None = None
     """letters: a letter without accent may become another letter of the same case, except in addresses, names with
     digits and code. all: anything may change (default: letters)."""

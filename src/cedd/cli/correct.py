@@ -230,9 +230,10 @@ def ignored_words(arguments: Correct) -> frozenset[str]:
 
 
 def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
-    """The text of a stream in pieces of up to twice `PIECE` characters, cut after a line if possible, otherwise after a
-    space, and not within a code block unless it is longer than that. Bytes that are not UTF-8 become lone surrogates,
-    which are never corrected.
+    """The text of a stream in pieces of up to twice `PIECE` characters.
+
+    A piece ends before a blank line if possible, otherwise after a line or a space, and not within a code block unless
+    that is longer than a piece. Bytes that are not UTF-8 become lone surrogates, which are never corrected.
 
     With each piece comes the opening fence of the code block that it continues, or an empty string.
     """
@@ -245,7 +246,8 @@ def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
                 yield fence, kept
             return
         if len(kept) > size:
-            cut = 1 + max(kept.rfind("\n"), -1)
+            blank = max(kept.rfind(mark, size // 2) for mark in ("\n\n", "\n\r\n"))
+            cut = 1 + (blank if blank >= 0 else kept.rfind("\n"))
             cut = cut or 1 + kept.rfind(" ") or len(kept) - 1  # never between \r and \n
             start, mark = open_block(fence + kept[:cut]) or (0, "")
             if start > len(fence):
@@ -276,7 +278,7 @@ def corrected_pieces(
             at += len(piece)
             if text:
                 piece = mask_ignored(piece, original)
-                yield restored(original, after(fence, correct(fence + piece, names)))
+                yield restored(original, after(fence, correct(fence + piece, names)), syntax)
             else:
                 yield Corrected(original, original, ())
             done += len(original.encode("utf-8", "surrogateescape"))

@@ -24,11 +24,11 @@ class CorrectionOptions:
     """Time at which the network reads the text; by default the one at which its process has this rate
     (`time_of_rate`)."""
     threshold: float = 0.5
-    """A token is replaced if own / (own + best) is below this, where own is its probability and best that of the
-    likeliest other token; 0.5 and more mean the argmax. No token with a probability of at least this is replaced. For a
-    transposition own is the probability of the given order (`transpositions`). Among all rules that break equally many
-    correct tokens this one fixes the most: a change adds best to the expected number of fixed tokens and own to that of
-    broken ones, and those with the highest ratio are made."""
+    """A token is replaced if p_keep / (p_keep + p_best) is below this, where p_keep is its probability and p_best that
+    of the likeliest other token; 0.5 and more mean the argmax. No token with a probability of at least this is
+    replaced. For a transposition p_keep is the probability of the given order (`transpositions`). Among all rules that
+    break equally many correct tokens this one fixes the most: a change adds p_best to the expected number of fixed
+    tokens and p_keep to that of broken ones, and those with the highest ratio are made."""
     change: Literal["letters", "all"] | None = None
     """letters: a plain letter may become another of its script and case, and nothing else changes: no space, digit,
     punctuation, capital or accent (`letters.plain_letter`), and no letter of an address, a name with digits or another

@@ -98,14 +98,14 @@ def test_diagnostics_follow_the_changes_of_a_document():
     assert [params.get("version") for params in found] == [1, 2, 2, None]
 
 
-def test_of_source_code_only_comments_are_checked():
+def test_only_comments_of_source_code_are_checked():
     (found,) = published(run(START, opened("teh = 1  # teh\nx = 2  # 'tehe'", "python")))
     assert found["diagnostics"] == []  # it is a name
     (found,) = published(run(START, opened("x = 1  # teh\n", "python")))
     assert [one["range"] for one in found["diagnostics"]] == [span(0, 9, 0, 12)]
 
 
-def test_a_line_with_a_mark_has_no_diagnostics():
+def test_ignored_lines_have_no_diagnostics():
     (found,) = published(run(START, opened("teh <!-- cedd: ignore -->\n")))
     assert found["diagnostics"] == []
 
@@ -148,7 +148,7 @@ def test_positions_are_in_utf16(text, data):
 
 @pytest.mark.slow
 def test_a_client_library_gets_diagnostics_and_fixes():
-    """The command, by pygls' client."""
+    """Runs the command with the client of pygls."""
     types = pytest.importorskip("lsprotocol.types", reason="pygls is not installed")
     client_module = pytest.importorskip("pygls.lsp.client", reason="pygls is not installed")
 

@@ -35,7 +35,7 @@ def judge_of(model) -> LeftToRight:
     return judge
 
 
-def test_the_way_is_that_of_the_process(filler, tmp_path):
+def test_the_process_decides_about_the_scorer(filler, tmp_path):
     assert isinstance(likelihoods(filler, None), LeftToRight)
     assert isinstance(likelihoods(load(save_random(tmp_path / "u", "uniform"), device="cpu"), 0.1), LeaveOneOut)
     with pytest.raises(ValueError, match="autoregressive"):
@@ -44,7 +44,7 @@ def test_the_way_is_that_of_the_process(filler, tmp_path):
 
 @torch.no_grad()
 def by_the_chain_rule(model, judge, version) -> float:
-    """log p of a version's tokens, one reading of the whole window after another, in torch."""
+    """log p of an alternative's tokens in torch, with one call for each token and the whole window."""
     ((blank, middle),) = judge.located(TEXT, [version])
     read = model.tokenizer.decode(np.array(blank.before + middle + blank.after))
     assert read in TEXT[: version[0]] + version[2] + TEXT[version[1] :]
@@ -69,8 +69,8 @@ def test_masks_are_filled_from_left_to_right(filler, monkeypatch):
         assert judge(TEXT, [version])[0, 0] == pytest.approx(score, abs=1e-4)
 
 
-def test_no_more_questions_are_read_at_once_than_there_is_memory_for(filler, monkeypatch):
-    """Unless they are of one place; and what is said is the same."""
+def test_the_size_of_batches_is_limited(filler, monkeypatch):
+    """Except for alternatives in one place; the scores are the same."""
     judge, read = judge_of(filler), list[tuple[int, int]]()
 
     def log_probs(blanks, questions, true=judge.log_probs):
@@ -86,7 +86,7 @@ def test_no_more_questions_are_read_at_once_than_there_is_memory_for(filler, mon
     assert read[1:] == [(1, questions - 7), (2, 7)]
 
 
-def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(filler, monkeypatch):
+def test_one_token_is_exact_and_several_are_closer_with_more_neighbours(filler, monkeypatch):
     judge, single = judge_of(filler), [(3, 4, "T"), (7, 8, ".")]
     exact = [by_the_chain_rule(filler, judge, version) for version in single]
     np.testing.assert_allclose(judge(TEXT, single), [[score, 1] for score in exact], atol=1e-4)
@@ -98,8 +98,8 @@ def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(fil
     assert off[3] < 1e-4
 
 
-def test_the_shipped_model_is_about_as_sure_as_by_the_chain_rule(monkeypatch):
-    """What the network says weighs a third: a few tenths are nothing beside what versions differ by."""
+def test_scores_of_the_packaged_model_are_close_to_the_chain_rule(monkeypatch):
+    """The network's weight is a third, so a few tenths of a nat are small compared with the differences."""
     judge = load_left_to_right(packaged("english"))
     text = "He was quite certain that the goverment would not agree to such an extrordinary plan."
     versions = [(30, 39, word) for word in ("goverment", "government", "governments", "governess", "covenant")]
@@ -113,7 +113,7 @@ def test_the_shipped_model_is_about_as_sure_as_by_the_chain_rule(monkeypatch):
     assert about[:, 0].argmax() == exact[:, 0].argmax() == 1
 
 
-def test_versions_that_begin_alike_share_readings(filler, monkeypatch):
+def test_alternatives_with_a_common_beginning_share_calls(filler, monkeypatch):
     judge, read = judge_of(filler), list[int]()
     network = judge.network.read
     monkeypatch.setattr(judge.network, "read", lambda given: read.extend(len(p.ids) for p in given) or network(given))
@@ -132,7 +132,7 @@ def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
     assert not np.array_equal(judge("the cat\n\nsat on the mat", [(9, 12, "sit")]), plain)
 
 
-def test_the_shipped_model_is_read_without_torch_and_says_the_same():
+def test_the_packaged_model_gives_the_same_scores_without_torch():
     folder = packaged("english")
     assert reads_without_torch(read_json(folder / "config.json"))
     assert not reads_without_torch(read_json(packaged("english-char") / "config.json"))

@@ -1,4 +1,4 @@
-"""The network in numpy says what the one in torch does."""
+"""The forward pass in NumPy equals the one in torch."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ V, LENGTH = 11, 32
 
 
 def networks(sigma=0.0, **changes):
-    """The same one twice; blocks that begin as the identity would show nothing."""
+    """The same network in torch and NumPy, with random weights, since new blocks are the identity."""
     torch.manual_seed(0)
     model = Transformer(config_from_preset("tiny", vocab_size=V, has_mask=True, **changes)).eval()
     for parameter in model.parameters():
@@ -43,8 +43,8 @@ def sequences(count, length, seed=0):
         {"time_conditioning": False, "mlp_bias": True, "depth": 1},
     ],
 )
-def test_it_says_what_torch_says(changes):
-    """Of passages of several lengths that are read together, to 1e-4."""
+def test_outputs_equal_those_of_torch(changes):
+    """For passages of several lengths that are read together, to 1e-4."""
     sigma = 0.3
     model, arrays = networks(sigma if changes.get("time_input") == "sigma" else 0.0, **changes)
     given = [(sequences(3, 9), [0, 4, 8]), (sequences(1, 20), [7]), (sequences(2, 1), [0, 0])]
@@ -53,8 +53,8 @@ def test_it_says_what_torch_says(changes):
         assert said.dtype == states.keys.dtype == np.float32
 
 
-def test_a_part_that_is_read_again_amid_the_rest_says_the_same():
-    """What the rest was to each block does not change if what it saw is the same."""
+def test_reading_a_part_inside_the_cached_rest_gives_the_same_outputs():
+    """If the part is unchanged, the cached keys and values are those of the whole."""
     _, arrays = networks(largest_score=12.0)
     ids = sequences(4, 16)
     ((said, states),) = arrays.read([passage(ids, [6] * 4)])
@@ -65,7 +65,7 @@ def test_a_part_that_is_read_again_amid_the_rest_says_the_same():
         np.testing.assert_allclose(arrays.read([again])[0][0], said[chosen], atol=1e-4)
 
 
-def test_only_distances_between_places_count():
+def test_outputs_depend_on_relative_positions_only():
     _, arrays = networks()
     ids = sequences(2, 8)
     ((here, states),) = arrays.read([passage(ids, [3, 3])])
@@ -76,8 +76,8 @@ def test_only_distances_between_places_count():
     np.testing.assert_allclose(arrays.read([amid])[0][0], here, atol=1e-4)
 
 
-def test_what_is_around_has_not_seen_the_passage():
-    """The definition, once more: keys and values of the rest are those of another reading."""
+def test_the_cached_text_does_not_attend_to_the_passage():
+    """Compared with the definition: keys and values of the rest come from a separate call."""
     _, arrays = networks()
     ids = sequences(1, 8)
     other = ids.copy()

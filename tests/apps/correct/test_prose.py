@@ -1,5 +1,7 @@
 """What of a file is prose, by its syntax."""
 
+import re
+
 import pytest
 
 from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
@@ -35,7 +37,7 @@ def left(text, syntax):
         ("html", '<a href="code">a</a><script>code</script><pre>code</pre> b &amp; c', "a b c"),
         ("tex", "a \\cite{code} $code$ \\begin{equation}code\\end{equation} \\emph{b}", "a {b}"),
         ("python", 'code = 1  # a b\ndef code(code: str = "code"): """cc dd"""\n', "a b cc dd"),
-        ("python", "# code = code(1)\n# a b  # noqa: code\n", ""),
+        ("python", "# code = code(1)\n# for code in code:\n# import code\n# a b  # noqa: code\n", ""),
         ("python", "x = f'aa bb {code} c'\ny = r'code'\n", "aa bb c"),
         ("python", '"""A b.\n\nArgs\n    code (code): c d.\n\n    >>> code\n"""\n', "A b Args c d"),
         ("javascript", "code(code) // a b\n/** @param {code} code c d */ const code = 'ee ff';", "a b c d ee ff"),
@@ -49,7 +51,7 @@ def test_everything_except_prose_is_masked(syntax, text, prose):
     assert " ".join(left(text, syntax)) == prose
 
 
-def test_the_suffix_decides_about_the_syntax():
+def test_the_suffix_determines_the_syntax():
     names = {"a.py": "python", "b.RS": "c", "c.md": "markdown", "Makefile": "shell", "d.txt": None, "e.unknown": None}
     assert {name: syntax_of(name) for name in names} == names
 
@@ -62,6 +64,24 @@ def test_a_marked_line_is_ignored_and_a_marked_comment_ignores_the_next_line():
 def test_words_of_the_code_are_names():
     text = "The usefull function `fnction` is x.\n\n    recieve(buf_size)\n"
     assert identifiers(text, mask(text, "markdown")) == {"fnction", "recieve"}
+
+
+@pytest.mark.parametrize(
+    ("text", "corrected"),
+    [
+        ("Occured teh\n===========\n\noccured\n", "Occured the\n===========\n\noccurred\n"),
+        ("Occured teh\r\n============\r\n", "Occurred the\r\n============\r\n"),
+        ("+-----+\n| teh |\n+-----+\n| occured |\n\noccured", "+-----+\n| the |\n+-----+\n| occured |\n\noccurred"),
+        (
+            "=== =======\nteh b\n=== =======\nc   occured\n\nc   b\n=== =======\n\noccured\n",
+            "=== =======\nthe b\n=== =======\nc   occured\n\nc   b\n=== =======\n\noccurred\n",
+        ),
+    ],
+)
+def test_titles_stay_as_long_as_their_underlines_and_columns_of_tables_stay(text, corrected):
+    fixes = {"teh": "the", "occured": "occurred", "Occured": "Occurred"}
+    changes = [Change(m.start(), m[0], fixes[m[0]], 1.0, 1.0) for m in re.finditer("teh|[oO]ccured", text)]
+    assert restored(text, Corrected("", text, changes), "rst") == corrected
 
 
 def test_a_correction_of_the_mask_is_one_of_the_text():

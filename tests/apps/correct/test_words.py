@@ -1,4 +1,4 @@
-"""Correction word by word: words and their case, the noise of people, near words, the lexicon's file, decisions."""
+"""Word correction: tokens and case, the noise model, candidates, the lexicon's file, decisions."""
 
 import itertools
 import math
@@ -76,7 +76,7 @@ PAIRS += [("lettter", "letter"), ("lettar", "letter")]
 
 @pytest.fixture(scope="module")
 def lexicon():
-    """A language of some sentences."""
+    """A lexicon counted on a few sentences."""
     index = {word: number for number, word in enumerate(WORDS)}
     counts = np.full(len(WORDS), 60_000)
     grams: dict[tuple[int, ...], int] = {}
@@ -148,7 +148,7 @@ def test_every_kind_of_edit_is_made(lexicon, written, meant):
         "he received --leter and the letter",
     ],
 )
-def test_what_is_no_word_stays(lexicon, text):
+def test_text_that_is_not_a_word_stays(lexicon, text):
     assert corrected(lexicon, text) == text
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_word_stays(lexicon, text):
         "he went to the house. A $ of the leter",
     ],
 )
-def test_what_is_beside_code_is_corrected(lexicon, text):
+def test_words_next_to_code_are_corrected(lexicon, text):
     assert corrected(lexicon, text) == text.replace("leter", "letter")
 
 
@@ -175,7 +175,7 @@ def test_what_is_beside_code_is_corrected(lexicon, text):
         ("he received the Leter-hoem", "leter-hoem"),
     ],
 )
-def test_ignored_words_are_right(lexicon, text, ignored):
+def test_ignored_words_are_not_changed(lexicon, text, ignored):
     def by_words(ignored):
         return word_by_word(Reader(lexicon), text, None, threshold=0.5, ignored=ignored)
 
@@ -185,13 +185,13 @@ def test_ignored_words_are_right(lexicon, text, ignored):
 
 
 def test_another_language_stays(lexicon):
-    """Though it has some words of this one."""
+    """Even if it contains some words of the lexicon."""
     foreign = "lecter was hlecht und cattus in domo leter on mattus en huis a sattu hoem " * 3
     assert corrected(lexicon, foreign) == foreign
 
 
-def test_a_text_with_many_mistakes_is_not_another_language(lexicon, monkeypatch):
-    """Nor if some of them are in the lexicon, as names are, and stand where the corpus never had them."""
+def test_a_text_with_many_errors_is_not_another_language(lexicon, monkeypatch):
+    """Also if some of the errors are in the lexicon, as names are, in contexts that the corpus does not have."""
     monkeypatch.setattr("cedd.apps.correct.reader.CONFUSED", len(WORDS))
     rare = ["hoem", "catt", "leter"]
     weights = lexicon.weights["alone"] | {"kept unknown": 0.0, "kept rare": -9.0}
@@ -238,7 +238,7 @@ def test_a_misspelling_is_evidence_for_english_and_a_foreign_word_against_it(lex
 
 
 @pytest.mark.parametrize(("text", "counted"), [("leter", 1), ("he met Zqxjkv", 2), ("`zqxjkv` leter", 1), ("9 . ,", 0)])
-def test_names_and_code_are_no_evidence(lexicon, monkeypatch, text, counted):
+def test_names_and_code_do_not_count_as_evidence(lexicon, monkeypatch, text, counted):
     seen = []
     monkeypatch.setattr(Reader, "word_evidence", lambda self, token, number: seen.append(token.key) or 5.0)
     tokens = tokens_of(text)
@@ -246,8 +246,8 @@ def test_names_and_code_are_no_evidence(lexicon, monkeypatch, text, counted):
     assert len(seen) == counted
 
 
-def test_a_network_decides_what_is_open(lexicon):
-    """It is asked about the likeliest options in the text, and its answer counts."""
+def test_the_network_decides_undecided_words(lexicon):
+    """It scores the most probable options in the text, and its scores change the decision."""
     asked = []
 
     def likes(word):
@@ -267,7 +267,7 @@ def test_a_network_decides_what_is_open(lexicon):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([*WORDS[3:], "leter", "hoem", "Teh", "to gether", "9", "\r\n", ". "]), max_size=12))
-def test_rewritings_do_not_overlap_and_a_second_correction_changes_nothing_back(lexicon, words):
+def test_changes_do_not_overlap_and_a_second_correction_undoes_none(lexicon, words):
     text = " ".join(words)
     made = [one for one in decide(Reader(lexicon), text, 0.5) if one.accepted]
     assert all(first.stop <= second.start for first, second in itertools.pairwise(made))
@@ -302,7 +302,7 @@ def coded(words):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(letters, min_size=1, max_size=6), letters)
-def test_with_one_price_for_every_edit_the_rough_probability_is_the_textbooks_distance(words, written):
+def test_with_equal_edit_costs_the_rough_probability_is_the_edit_distance(words, written):
     same = RoughCosts(1 - np.eye(28, dtype=np.float32), doubled=1.0, undoubled=1.0, swapped=1.0)
     found = rough_log_channel(*coded(words), coded([written])[0][0], same)
     assert (-found).tolist() == [slow_distance(word, written) for word in words]
@@ -310,14 +310,14 @@ def test_with_one_price_for_every_edit_the_rough_probability_is_the_textbooks_di
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(letters, min_size=1, max_size=9, unique=True))
-def test_words_are_easily_confused_if_they_are_the_same_without_a_letter(words):
+def test_words_that_are_equal_without_one_letter_are_confused(words):
     without = [{word, *(word[:i] + word[i + 1 :] for i in range(len(word) if len(word) > 1 else 0))} for word in words]
     wanted = {(i, j) for i, j in itertools.permutations(range(len(words)), 2) if without[i] & without[j]}
     assert {divmod(pair, len(words)) for pair in same_without_a_letter(*coded(words)).tolist()} == wanted
 
 
-def test_a_network_is_asked_where_a_decision_is_open():
-    """Neither where the word is nearly surely right, nor where one option is nearly surely meant; of two it is."""
+def test_a_decision_is_undecided_between_the_limits():
+    """Not if the word is almost certainly right or one option almost certainly meant; but if two options are likely."""
     right, almost, meant, unclear = [0.98, 0.02], [0.96, 0.04], [0.04, 0.96], [0.04, 0.48, 0.48]
     assert [decisions.is_undecided(np.array(p)) for p in (right, almost, meant, unclear)] == [False, True, False, True]
 
@@ -328,8 +328,8 @@ SPELT += ["go", "goes", "john", "john's", "right", "write", "which", "witch", "n
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(SPELT), min_size=1, unique=True))
-def test_words_are_easily_confused_if_they_sound_the_same_or_end_in_another_way(words):
-    """Against all pairs."""
+def test_homophones_and_words_with_another_ending_are_confused(words):
+    """Compared with a search over all pairs."""
     pairs = list(itertools.combinations(range(len(words)), 2))
     heard = {(i, j) for i, j in pairs if sound(words[i]) == sound(words[j])}
     ended = {
@@ -342,21 +342,21 @@ def test_words_are_easily_confused_if_they_sound_the_same_or_end_in_another_way(
     assert {frozenset(pair) for pair in ended_alike(words)} == ended
 
 
-def test_words_sound_together_as_they_do_alone(lexicon):
+def test_sounds_of_many_words_equal_those_of_single_words(lexicon):
     words = [*lexicon.words, "knight", "lamb", "lambs", "o'clock", "aardvark", "a", "why", "accommodation", "ghost"]
     assert sounds(words) == [sound(word) for word in words]
     assert sounds([]) == []
 
 
-def test_words_that_sound_the_same_are_confused_both_ways(lexicon):
+def test_homophones_are_confused_in_both_directions(lexicon):
     both = replace(lexicon, words=[*WORDS[:-2], "might", "mite"])
     first, other = Neighbours(both).confused
     for one, another in itertools.permutations((len(WORDS) - 2, len(WORDS) - 1)):
         assert another in other[first[one] : first[one + 1]]
 
 
-def test_a_compound_is_split_less_readily_than_words_one_of_which_is_small(lexicon, monkeypatch):
-    """A short one not at all, unless its words are often seen in a row."""
+def test_a_compound_of_content_words_is_less_likely_to_be_split(lexicon, monkeypatch):
+    """A short one is not split, unless its words often occur in a row."""
     monkeypatch.setattr("cedd.apps.correct.reader.SMALL_WORDS", 8)
     reader, column = Reader(lexicon), FEATURES.index("split derived")
     for written, compound in (("wentgovernment", [1.0]), ("thecat", [0.0]), ("catmat", []), ("catsat", [1.0])):
@@ -370,7 +370,7 @@ def test_a_compound_is_split_less_readily_than_words_one_of_which_is_small(lexic
         assert split == [(value, 0.0) for value in compound]
 
 
-def test_a_technical_word_is_not_suspicious_and_one_of_a_dictionary_less(lexicon):
+def test_technical_words_are_not_suspicious_and_dictionary_words_less(lexicon):
     for kind, suspicious in ((TECHNICAL, False), (DICTIONARY, True), (LARGE, True)):
         listed = replace(lexicon, known={"leter": kind})
         for written in ("leter", "leter's"):
@@ -391,7 +391,7 @@ def test_parts_of_a_word_with_a_hyphen_are_not_joined(lexicon, text, joined):
     assert (Reader(lexicon).joined_word(text, tokens[place], tokens[place + 1]) == "together") == joined
 
 
-def test_can_not_is_right(lexicon):
+def test_can_not_is_not_joined(lexicon):
     reader = Reader(replace(lexicon, words=[*WORDS[:-2], "cannot", "can"]))
     assert reader.joined_word("can not", *tokens_of("can not")) is None
 
@@ -410,8 +410,8 @@ def test_bits_are_counted():
     assert ones(numbers).tolist() == [0, 1, 2, 4, 64]
 
 
-def test_edits_are_learnt_in_one_order():
-    """Whatever the hashes of strings are, which differ from process to process: a lexicon is made twice alike."""
+def test_edits_are_learnt_in_a_fixed_order():
+    """Independent of the hash seed, so that a lexicon is reproducible."""
     pairs = f"[(*p, 1.0) for p in {PAIRS}]"
     code = f"from cedd.apps.correct.channel import learn_edits; print(list(learn_edits({pairs}, 1.0)))"
     made = {
@@ -423,7 +423,7 @@ def test_edits_are_learnt_in_one_order():
     assert len(made) == 1
 
 
-def test_seen_edits_are_likelier_than_others(lexicon):
+def test_seen_edits_are_more_probable_than_unseen_ones(lexicon):
     channel = lexicon.channel
     assert channel.log_probability("recieved", "received") > channel.log_probability("reveiced", "received")
     assert channel.log_probability("the", "the") > -0.2
@@ -432,18 +432,18 @@ def test_seen_edits_are_likelier_than_others(lexicon):
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(PAIRS), st.floats(-30, 0))
-def test_what_is_less_probable_than_asked_for_is_found_sooner(lexicon, pair, least):
+def test_a_lower_limit_of_the_log_probability_stops_early(lexicon, pair, least):
     exact, found = (lexicon.channel.log_probability(*pair, bound) for bound in (-math.inf, least))
     assert found == exact if exact > least else found >= exact
 
 
 def nothing_said(words):
-    """A context in which every word fits as well."""
+    """A context in which all words are equally probable."""
     return np.zeros(len(words))
 
 
-def test_of_many_near_words_those_that_fit_are_judged(lexicon, monkeypatch):
-    """The cat sat on the m?t: of mat, cat and sat one is scored, and the context says which."""
+def test_the_similar_words_that_fit_the_context_are_scored(lexicon, monkeypatch):
+    """In "the cat sat on the m?t", the context decides which of mat, cat and sat is scored."""
     monkeypatch.setattr(candidates, "JUDGED", 1)
     tokens = tokens_of("the cat sat on the aat. the aat sat on the mat.")
     page, reader = TokenizedText("", tokens), Reader(lexicon)
@@ -452,13 +452,13 @@ def test_of_many_near_words_those_that_fit_are_judged(lexicon, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["he was in the ho me.", "he went h ome."])
-def test_two_words_that_are_far_more_often_one_are_doubted(lexicon, text):
+def test_two_words_that_are_far_more_often_one_are_suspicious(lexicon, text):
     """Also if one of them is a letter."""
     assert corrected(replace(lexicon, weights={"alone": {"join": 9.0}, "network": {}}), text).endswith(" home.")
 
 
-def test_words_beside_a_mistake_are_judged_as_if_it_were_mended(lexicon):
-    """The last word of the two texts has the same features, though it stands beside other words."""
+def test_words_next_to_an_error_are_judged_in_the_corrected_text(lexicon):
+    """The last word has the same features in the text with the error and in the corrected text."""
     reader, last = Reader(lexicon), {}
     for text in ("he recieved teh leter.", "he received the leter."):
         tokens = tokens_of(text)
@@ -470,8 +470,8 @@ def test_words_beside_a_mistake_are_judged_as_if_it_were_mended(lexicon):
     assert np.array_equal(same, alone)
 
 
-def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
-    """However far from the word that was meant; also if they are words themselves."""
+def test_misspellings_of_the_training_lists_are_remembered(lexicon, tmp_path):
+    """Also if they are far from the intended word, or are words themselves."""
     knowing = replace(lexicon, memory={"ltr": ("letter",), "mat": ("home", "unheard")})
     assert ("letter",) not in {c.words for c in Neighbours(lexicon).meant("ltr", nothing_said)}
     assert ("letter",) in {c.words for c in Neighbours(knowing).meant("ltr", nothing_said)}
@@ -483,8 +483,8 @@ def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
     assert corrected(knowing, "he received the ltr.") == "he received the letter."
 
 
-def test_a_misspelling_that_was_seen_is_no_word_for_being_repeated(lexicon, monkeypatch):
-    """What else a long text has several times is meant."""
+def test_a_repeated_misspelling_of_the_training_lists_stays_suspicious(lexicon, monkeypatch):
+    """Other words that a long text repeats are intended."""
     monkeypatch.setattr("cedd.apps.correct.reader.REPEAT_LOG_ODDS", math.inf)
     weights = {"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}}
     knowing = replace(lexicon, weights=weights, memory={"leter": ("letter",)})
@@ -493,8 +493,8 @@ def test_a_misspelling_that_was_seen_is_no_word_for_being_repeated(lexicon, monk
     assert corrected(knowing, text) == text.replace("leter", "letter")
 
 
-def test_a_repeated_word_is_a_misspelling_if_one_other_is_meant_wherever_it_stands(lexicon):
-    """Here a cat, there a mat, elsewhere neither: then it is a word of its own."""
+def test_a_repeated_word_is_a_misspelling_if_the_same_other_word_fits_at_all_places(lexicon):
+    """If different words fit at different places, it is a word."""
     always, now_and_then = (
         "he received the leter. he went home. " * 20,
         "the zat sat on the zat. a zat of the government. " * 20,
@@ -505,8 +505,8 @@ def test_a_repeated_word_is_a_misspelling_if_one_other_is_meant_wherever_it_stan
     assert corrected(lexicon, now_and_then) == now_and_then.replace("the zat sat on the zat", "the cat sat on the mat")
 
 
-def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeypatch):
-    """In a language of so few words little is far better."""
+def test_a_common_word_is_suspicious_where_another_fits_far_better(lexicon, monkeypatch):
+    """The limits are lowered, since the lexicon is small."""
     monkeypatch.setattr("cedd.apps.correct.reader.MAX_SURPRISE", {"rare": 2.0, "common": 2.0})
     monkeypatch.setattr("cedd.apps.correct.reader.MIN_GAIN", 2.0)
     reader, tokens = Reader(lexicon), tokens_of("the sat sat on the mat. the cat sat on the mat.")
@@ -516,7 +516,7 @@ def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeyp
 
 
 def suspect_of(rare):
-    """One about a word that is rare or not, as far as decisions go."""
+    """A suspect with the features that decisions use."""
     features = np.zeros((2, len(FEATURES)))
     features[0, FEATURES.index("kept rare")] = rare
     return Suspect(0, tuple(Option(0, 1, (word,), word) for word in ("this", "that")), features)
@@ -529,8 +529,8 @@ def test_a_change_needs_an_option_that_stands_out():
     assert not is_accepted(suspect, np.array([0.9, 0.1]), 0.5)
 
 
-def test_a_common_word_is_trusted_more():
-    """Own / (own + best) = 0.45 is below a threshold of 0.5; with own counted twice it is 0.62."""
+def test_p_keep_of_a_common_word_is_doubled():
+    """p_keep / (p_keep + p_best) = 0.45 is below a threshold of 0.5; with p_keep doubled it is 0.62."""
     p = np.array([0.45, 0.55])
     assert is_accepted(suspect_of(rare=True), p, 0.5)
     assert not is_accepted(suspect_of(rare=False), p, 0.5)
@@ -545,7 +545,7 @@ def test_a_common_word_is_trusted_more():
         ("HE RECIEVED, THE LETER TO GETHER", True, "he received, the {} to gether"),
     ],
 )
-def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, read):
+def test_the_network_reads_the_text_with_accepted_changes(written, sure, read):
     tokens, seen = tokens_of(written), []
 
     def suspect(place, *options):
@@ -566,8 +566,8 @@ def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, r
 
 
 @pytest.mark.parametrize(("words", "asked"), [(30, 30), (200, 32), (4000, 4000 * 9 // 128)])
-def test_the_number_of_words_that_a_network_judges_is_limited(words, asked):
-    """To the least certain ones. A text in which every second word was misspelt took minutes."""
+def test_the_number_of_words_that_the_network_scores_is_limited(words, asked):
+    """To the least certain ones."""
     text, seen = "his leter " * words, []
     tokens = tokens_of(text)
 
@@ -594,8 +594,8 @@ def test_the_number_of_words_that_a_network_judges_is_limited(words, asked):
         ("teh cat, teh dog", [0.3, 0.4, 0.3], ["{} cat, teh dog", "teh cat, {} dog"]),  # no option stands out
     ],
 )
-def test_a_network_does_not_read_the_mistake_that_it_is_asked_about_elsewhere(written, p, read):
-    """It would find it probable where it has seen it."""
+def test_the_network_does_not_read_other_places_of_the_same_error(written, p, read):
+    """A repeated error would become more probable."""
     tokens, seen = tokens_of(written), []
 
     def scores(text, spans):
@@ -613,8 +613,8 @@ def test_a_network_does_not_read_the_mistake_that_it_is_asked_about_elsewhere(wr
     assert [text for text, word in seen if word == "the"] == read
 
 
-def test_a_known_word_stays_as_another_country_spells_it(lexicon):
-    """One that is not known may be a mistake."""
+def test_regional_spellings_of_known_words_stay(lexicon):
+    """An unknown one may be an error."""
     words = [*WORDS[:-3], "theatre", "theater", "home"]
     reader = Reader(replace(lexicon, words=words))
     for spelt, free in (("theatre", False), ("theather", True)):
@@ -623,7 +623,7 @@ def test_a_known_word_stays_as_another_country_spells_it(lexicon):
         assert ("theater" in options) == free
 
 
-def test_an_unknown_word_with_the_s_of_britain_stays():
+def test_unknown_words_in_ise_stay():
     assert same_word("amortisation", "amortization", known=False)
     for written, meant in (
         ("citisen", "citizen"),
@@ -635,8 +635,8 @@ def test_an_unknown_word_with_the_s_of_britain_stays():
     assert same_word("labeling", "labelling", known=True)
 
 
-def test_a_common_word_with_s_is_right(lexicon):
-    """Though the lexicon has it only without; one that is rare, as mistakes are, is doubted."""
+def test_possessives_of_common_words_are_not_suspicious(lexicon):
+    """Also if the lexicon does not have them; possessives of rare words are suspicious."""
     rare = replace(lexicon, log_counts=np.where(np.array(WORDS) == "mat", 4.0, lexicon.log_counts))
     for of, doubted in ((lexicon, ["leter's"]), (rare, ["mat's", "leter's"])):
         text = "the cat's house and the mat's house and the leter's house"
@@ -685,17 +685,17 @@ def test_words_made_of_known_words(lexicon):
         ("variant", ("mediaeval", "medieval"), ("shoes", "shes")),
     ],
 )
-def test_how_words_are_alike(form, alike, other):
+def test_forms_relate_words(form, alike, other):
     assert FORMS[form](*alike)
     assert not FORMS[form](*other)
 
 
-def test_letters_that_are_not_spoken():
+def test_silent_letters_do_not_change_the_sound():
     assert [t.text for t in tokens_of("the 'umble man was risin' and don't rest") if t.elided] == ["umble", "risin"]
 
 
-def test_what_is_kept_of_words_has_an_end(lexicon, monkeypatch):
-    """After thirty strange words another eighty take no more memory."""
+def test_caches_are_bounded(lexicon, monkeypatch):
+    """After 30 unknown words, 80 more take no additional memory."""
     monkeypatch.setattr(candidates, "NEAR_KEPT", 4)
     monkeypatch.setattr(channel, "WRITTEN_KEPT", 4)
     fresh = replace(lexicon, channel=Channel(lexicon.channel.edits))  # which has kept nothing yet
@@ -724,7 +724,7 @@ def test_near_words_and_splits(lexicon):
     assert {c.words for c in near.splits("alot")} == {("a", "lot")}
 
 
-def test_counts_of_words_in_a_row_come_back(lexicon):
+def test_counts_of_ngrams_are_stored(lexicon):
     numbers = lexicon.numbers(["the", "cat", "sat", "mat"])
     known, unknown = lexicon.gram_counts(np.stack([numbers[:2], numbers[2:]]))
     assert 10_000 < known / 3 < 21_000 or 10_000 < known < 45_000
@@ -735,7 +735,7 @@ def test_counts_of_words_in_a_row_come_back(lexicon):
 
 
 @pytest.mark.parametrize(("pair", "triple"), [(60_000, 20_000), (60_000, 60_000), (20_000, 60_000)])
-def test_a_count_that_exceeds_those_of_its_parts_is_another_sequences(lexicon, pair, triple):
+def test_a_count_that_exceeds_those_of_its_parts_is_a_hash_collision(lexicon, pair, triple):
     """A slot with the same fingerprint gives one: no pair is more frequent than its words, no triple than its pairs."""
     words = lexicon.numbers(["cat", "sat", "mat"])
     pairs, counts = np.stack([words[:2], words[1:]]), np.array([pair, 40, triple])
@@ -748,7 +748,7 @@ def test_a_count_that_exceeds_those_of_its_parts_is_another_sequences(lexicon, p
     assert common.log_probabilities(words[None]) == nothing.log_probabilities(words[None])
 
 
-def test_a_lexicon_comes_back_from_its_file(lexicon, tmp_path):
+def test_a_lexicon_survives_saving_and_loading(lexicon, tmp_path):
     save_lexicon(tmp_path / "w.safetensors", lexicon)
     again = load_lexicon(tmp_path / "w.safetensors")
     assert again.words == lexicon.words
@@ -764,7 +764,7 @@ def test_a_lexicon_comes_back_from_its_file(lexicon, tmp_path):
             load_lexicon(tmp_path / "w.safetensors")
 
 
-def test_known_words_come_back_from_their_file(tmp_path):
+def test_known_words_survive_saving_and_loading(tmp_path):
     words = {DICTIONARY: {"shallot", "slaw"}, LARGE: set(), TECHNICAL: {"symlink"}}
     path = tmp_path / "known.txt.gz"
     assert load_known_words(path) == {}
@@ -777,7 +777,7 @@ def test_known_words_come_back_from_their_file(tmp_path):
             load_known_words(path)
 
 
-def test_case_is_that_of_what_was_written():
+def test_replacements_have_the_case_of_the_original():
     assert [like(a, "it's") for a in ("teh", "Teh", "TEH", "I", "te’h")] == ["it's", "It's", "IT'S", "It's", "it’s"]
     assert acronyms(tokens_of("He saw NASA there")) == [False, False, True, False]
     assert acronyms(tokens_of("HE SAW NASA THERE")) == [False] * 4
@@ -786,7 +786,7 @@ def test_case_is_that_of_what_was_written():
 # ---- the protocol -------------------------------------------------------------------------------------------------
 
 
-def test_kinds_of_mistakes():
+def test_kinds_of_errors():
     kinds = {
         ("recieve", "receive"): "swapped",
         ("hav", "have"): "missing",
@@ -800,7 +800,7 @@ def test_kinds_of_mistakes():
     assert {pair: kind_of(Pair(*pair), {"cat"}) for pair in kinds} == kinds
 
 
-def test_a_word_is_in_one_part_whatever_its_case():
+def test_the_part_of_a_word_does_not_depend_on_case():
     words = [f"word{i}" for i in range(1000)]
     assert [part_of(word) for word in words] == [part_of(word.upper()) for word in words]
     shares = {part: sum(part_of(word) == part for word in words) for part in ("train", "dev", "test")}
@@ -808,7 +808,7 @@ def test_a_word_is_in_one_part_whatever_its_case():
     assert 150 < shares["dev"] < 250
 
 
-def test_mistakes_are_put_into_sentences():
+def test_errors_are_inserted_into_sentences():
     pairs = {"list": [Pair("leter", "letter"), Pair("hoem", "home")]}
     (one,) = placed(pairs, ["The Letter came to us."], 5)
     assert (one.written, one.meant) == ("The Leter came to us.", "The Letter came to us.")

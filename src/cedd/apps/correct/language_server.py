@@ -218,7 +218,8 @@ class LanguageServer:
             else:
                 masked = mask(text, document.syntax)
                 names = identifiers(text, masked) if document.syntax is not None else frozenset[str]()
-                document.changes = restored(text, self.correct(mask_ignored(masked, text), names)).changes
+                corrected = self.correct(mask_ignored(masked, text), names)
+                document.changes = restored(text, corrected, document.syntax).changes
         return document.changes
 
     def diagnostic(self, lines: Lines, change: Change) -> dict[str, Any]:

@@ -9,7 +9,7 @@ The patterns recognize the usual forms of each syntax. They are no parsers: wher
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 
@@ -71,21 +71,35 @@ def identifiers(text: str, masked: str) -> frozenset[str]:
     return frozenset(word.lower() for word in re.findall(r"(?<![^\W\d])[A-Za-z]{3,24}(?![^\W\d])", code))
 
 
-def restored(original: str, corrected: Corrected) -> Corrected:
-    """A correction of a masked text as one of the original."""
-    parts, end = list[str](), 0
-    for change in corrected.changes:
+def restored(original: str, corrected: Corrected, syntax: str | None = None) -> Corrected:
+    """A correction of a masked text as one of the original, without changes that break the layout of its syntax."""
+    parts, end, changes = list[str](), 0, list(corrected.changes)
+    if syntax == "rst":
+        changes = _without_broken_layout(original, changes)
+    for change in changes:
         start, stop = change.span
+        assert original[start:stop] == change.before
         parts += [original[end:start], change.after]
         end = stop
-    return Corrected(
-        "".join([*parts, original[end:]]), original, _of(original, corrected.changes), corrected.suspicious
-    )
+    return Corrected("".join([*parts, original[end:]]), original, changes, corrected.suspicious)
 
 
-def _of(original: str, changes: Iterable[Change]) -> list[Change]:
-    assert all(original[slice(*change.span)] == change.before for change in changes)
-    return list(changes)
+def _without_broken_layout(text: str, changes: Sequence[Change]) -> list[Change]:
+    """The changes of reStructuredText after which no title is longer than its underline and the columns of tables are
+    where they were."""
+    tables, kept, room = _matches_whole(_TABLE, text) if changes else [], list[Change](), dict[int, int]()
+    for change in changes:
+        start, stop = change.span
+        growth = len(change.after) - len(change.before)
+        if growth and any(first <= start < last for first, last in tables):
+            continue
+        if (title := _TITLE.match(text, text.rfind("\n", 0, start) + 1)) is not None and stop <= title.end(1):
+            left = room.setdefault(title.start(), len(title[2]) - len(title[1]))
+            if growth > max(left, 0):
+                continue
+            room[title.start()] -= growth
+        kept.append(change)
+    return kept
 
 
 def _blank(text: str, spans: Iterable[Span], by: str = " ") -> str:
@@ -206,6 +220,14 @@ _RST = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 _UNDERLINE = re.compile(r"^[ \t]*([=\-~^\"'`#*+.:_<>!$%&(),/;?@\[\\\]{|}])\1{2,}[ \t]*$", re.MULTILINE)
+_TITLE = re.compile(r"([^\r\n]*[^\s])[ \t]*\r?\n(([=\-~^\"'`#*+.:_])\3{2,})[ \t]*\r?$", re.MULTILINE)
+"""A title and its underline."""
+_TABLE = re.compile(
+    r"^[ \t]*\|[^\r\n]*\|[ \t]*\r?$|"  # a row of a grid table
+    r"^[ \t]*=+(?:[ ]+=+)+[ \t]*\r?$(?:\n[^\n]*)*?\n[ \t]*=+(?:[ ]+=+)+[ \t]*\r?$(?=\s*?(?:\n[ \t]*\r?$|\Z))",
+    re.MULTILINE,
+)
+"""A row of a grid table, or a simple table."""
 _TABLE_LINE = re.compile(r"^[ \t]*(?:\+(?:[-=]+\+)+|[=-]{2,}(?:[ ]+[=-]{2,})+)[ \t]*$", re.MULTILINE)
 
 
@@ -314,7 +336,8 @@ _MARKERS = re.compile(r"^[ \t]*(?:\#+!?:?|//[/!]*|/?\*+/?|;+|--+)", re.MULTILINE
 _GOOGLE_ARGUMENT = re.compile(r"^[ \t]+([\w*]+(?:[ ]\([^)\n]*\))?):(?=\s)", re.MULTILINE)
 _COMMENTED_CODE = re.compile(
     r"\b(?:noqa|nosec|nolint|pragma|eslint|prettier|ts-ignore|fmt:|clang-format)|type: ignore|pylint:|"
-    r"[;{}]\s*$|^\s*[\w.\[\]]+\s*(?:=|\+=|:=|\()|[=!<>]=|=>|->|&&|\|\||::|\w\(|^\s*<"
+    r"[;{}]\s*$|^\s*(?:for\s+\w+\s+in\b.*:\s*$|from\s+[\w.]+\s+import\b|import\s+[\w.]+\s*$)|"
+    r"^\s*[\w.\[\]]+\s*(?:=|\+=|:=|\()|[=!<>]=|=>|->|&&|\|\||::|\w\(|^\s*<"
 )
 _TWO_WORDS = re.compile(r"[^\W\d_]{2,}\W+[^\W\d_]{2,}")
 

@@ -184,11 +184,10 @@ class Reader:
         free, english = np.array([token.free for token in tokens]), self.english(tokens, own)
         common = (own >= 0) & (own < CONFUSED)
         free &= english >= np.where(common, ENGLISH["common"], ENGLISH["rare"])
+        free &= [lexicon.kind(token.key) != TECHNICAL for token in tokens]
         strange = np.flatnonzero(free & ((own == UNKNOWN) | (~common & (both > MAX_SURPRISE["rare"])))).tolist()
         found: dict[int, Sequence[int] | None] = dict.fromkeys(
-            place
-            for place in strange
-            if not is_possessive(lexicon, tokens[place].key) and lexicon.kind(tokens[place].key) != TECHNICAL
+            place for place in strange if not is_possessive(lexicon, tokens[place].key)
         )
         better = self.better_words(numbers, np.flatnonzero(free & common & (both > MAX_SURPRISE["common"])))
         joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (english >= ENGLISH["rare"])

@@ -55,7 +55,7 @@ class WordCorrector:
         masked = mask(text, syntax)
         names = frozenset[str]() if syntax is None else identifiers(text, masked)
         correct = partial(word_by_word, self.reader, scores=self.scores, threshold=threshold)
-        return restored(text, correct(mask_ignored(masked, text), ignored=names.union(ignored_words)))
+        return restored(text, correct(mask_ignored(masked, text), ignored=names.union(ignored_words)), syntax)
 
 
 def can_correct(folder: Path) -> bool:
