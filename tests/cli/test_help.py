@@ -134,7 +134,13 @@ def after_quickstart(fast_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["evaluate", "export", "report", *sorted(NEED_A_MODEL)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("report", "spelling") else ())
+        for name in ("evaluate", "export", "report", *sorted(NEED_A_MODEL))
+    ],
+)
 def test_examples_work_as_they_stand(
     helps: dict[str, str], name: str, after_quickstart: Path, capsys: pytest.CaptureFixture[str]
 ):

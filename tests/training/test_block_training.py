@@ -109,7 +109,11 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", CHANGES, ids=["roulette", "complementary, muon", "sedd on uniform"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(CHANGES[0], marks=pytest.mark.slow), *CHANGES[1:]],
+    ids=["roulette", "complementary, muon", "sedd on uniform"],
+)
 def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
     run(config("whole", changes))
     with pytest.raises(Crash):
