@@ -78,7 +78,7 @@ def test_the_table_names_the_law_and_the_orders(runs, words, capsys) -> None:
     assert "nats per token, K = 1" in output
     assert "effective sample size" in output
     assert "The perplexity is at most" in output
-    assert "that of the first-hitting sampler" in output
+    assert "under the first-hitting sampler" in output
 
 
 def test_runs_are_compared_on_the_same_orders_and_ar_is_exact(runs, words, capsys) -> None:

@@ -165,10 +165,10 @@ def test_sample_says_how_it_writes_beyond_the_context(
 ) -> None:
     words = ["--length", "70", "--seed", "1", "--device", "cpu", "--json", "--steps", "2"]
     for model, note in (
-        (absorb, "the model reads 32 tokens: each block of 4 is written after at most as many tokens before it"),
+        (absorb, "the model's context is 32 tokens: each block of 4 is written given at most 28 tokens before it"),
         (
             whole,
-            "the model reads 32 tokens: longer text is written in parts of at most 16, each after at",
+            "the model's context is 32 tokens: longer text is written in parts of at most 16 tokens, each given at",
         ),
     ):
         assert main(["sample", str(model.folder.path), *words]) == 0

@@ -149,7 +149,10 @@ def _same_places(
     positions: Sequence[int] | Tensor, length: int, blocks: int
 ) -> Mapping[tuple[int, ...], Sequence[int]]:
     """The blocks in which the same positions of a block are scored, by these; few enough to sum over their orders."""
-    scored = sorted(int(position) for position in positions)
+    given = torch.as_tensor(positions)
+    if given.numel() and given.is_floating_point():
+        raise ValueError(f"positions must be integers (got {positions})")
+    scored = sorted(int(position) for position in given)
     each, found = length // blocks, dict[tuple[int, ...], list[int]]()
     for number, here in groupby(scored, lambda position: position // each):
         found.setdefault(tuple(position % each for position in here), []).append(number)

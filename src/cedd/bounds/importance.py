@@ -135,7 +135,7 @@ class ImportanceEstimate(BoundEstimate):
         """Bounds on -log p from both sides, in nats per token; four orders are the fewest."""
         pairs = self.orders // 4  # a half has whole antithetic pairs, so that the halves are independent
         if pairs < 1:
-            raise ValueError(f"a bound from below needs at least 4 orders (got {self.orders})")
+            raise ValueError(f"a lower bound needs at least 4 orders (got {self.orders})")
         first, second = (-_negative_log_means(self.log_weights[..., : 4 * pairs], 2 * pairs)).unbind(-1)
         ratio = second - first
         above = (first + second) / 2 + torch.cosh(ratio) - 1  # the mean over both roles
@@ -232,10 +232,10 @@ def check_reveal_orders(method: Method, process: TokenProcess) -> None:
 
 def first_hitting_law(method: Method) -> str:
     """Description of the sampler whose likelihood `importance` bounds."""
-    law = "the first-hitting sampler, from masks only, one position per network call"
+    law = "the first-hitting sampler, which starts from masks only and reveals one position per network call"
     if isinstance(method.parameterization, Affine):
         return law
-    return f"{law}, which draws each token from the ratios at its mask divided by their sum"
+    return f"{law}, drawn from the ratios at its mask divided by their sum"
 
 
 def reveal_levels(seed: int, sequence: int, orders: int, length: int, antithetic: bool = True) -> Tensor:

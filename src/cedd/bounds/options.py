@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -41,8 +42,8 @@ class BoundOptions:
 
     def __post_init__(self) -> None:
         for name in ("orders", "draws", "max_draws", "batch"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 (got {value})")
+            if (value := getattr(self, name)) is not None and not (isinstance(value, Integral) and value >= 1):
+                raise ValueError(f"{name} must be at least 1 (got {value!r})")
         check_tolerance(self.tolerance)
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds must be positive (got {self.seconds!r})")

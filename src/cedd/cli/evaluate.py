@@ -159,12 +159,14 @@ def _label(bound: str, estimate: BoundEstimate) -> str:
 
 def _meaning(estimate: BoundEstimate, method: Method) -> list[str]:
     """What the estimate is a perplexity of, or what it omits."""
-    others = "Samplers that reveal several positions per call have other laws."
+    law = (
+        f"under {first_hitting_law(method)}. Samplers that reveal several positions per call have other distributions."
+    )
     if isinstance(estimate, ImportanceEstimate):
         most = f"at most {shown(estimate.perplexity, 2)} (K = {estimate.orders}), in expectation"
-        return [f"The perplexity is {most}: that of {first_hitting_law(method)}. {others}", _from_below(estimate)]
+        return [f"The perplexity is {most}, {law}", _from_below(estimate)]
     if estimate.bound == "exact":
-        return [f"The perplexity is exact, by a sum over all orders: that of {first_hitting_law(method)}. {others}"]
+        return [f"The perplexity is exact, by a sum over all orders, {law}"]
     if estimate.bound != "tight":
         left = f"its terminal term and t < {estimate.earliest_time:g} are left out. tight keeps them."
         return [f"{estimate.bound} is the paper's and not a bound: {left}"]
@@ -182,11 +184,11 @@ def _from_below(estimate: ImportanceEstimate) -> str:
             f"{both.at_least_stderr:.4f} nats per token."
         )
     if estimate.orders < 16:
-        return "A bound from below needs more orders: --orders 16 or more."
+        return "A lower bound needs more orders: --orders 16 or more."
     least = f"{both.least_effective_sample_size:.1f}" if both is not None else "unknown"
     return (
-        "There is no useful bound from below: an effective sample size of 10 orders is needed for every sequence "
-        f"(the least is {least}). Shorter texts have one."
+        "There is no useful lower bound: it needs an effective sample size of at least 10 orders for every sequence "
+        f"(the smallest is {least}). Use shorter texts, or more orders."
     )
 
 

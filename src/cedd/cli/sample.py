@@ -41,11 +41,11 @@ def note_on_length(model: LoadedModel) -> str:
     """How a model writes more tokens than it reads at once."""
     if model.writes_blocks:
         return (
-            f"the model reads {model.length} tokens: each block of {model.method.block} is written after at most as "
-            "many tokens before it"
+            f"the model's context is {model.length} tokens: each block of {model.method.block} is written given at "
+            f"most {model.length - (model.method.block or 0)} tokens before it"
         )
     half = max(1, model.length // 2)
     return (
-        f"the model reads {model.length} tokens: longer text is written in parts of at most {half}, each after at "
-        "least as many tokens before it"
+        f"the model's context is {model.length} tokens: longer text is written in parts of at most {half} tokens, each "
+        f"given at least {half} tokens before it"
     )

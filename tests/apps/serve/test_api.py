@@ -32,6 +32,7 @@ from cedd.tasks import LanguageModel, generate, infill, load, parse_template
 from cedd.tasks.template import Template
 from tests.apps.serve.servers import IN_THE_CLEAR, events, httpx, served, until
 from tests.tasks.models import save_random
+from tests.tasks.test_block_models import save_blocks
 
 
 def sentence(reply: Any, status: int) -> str:
@@ -140,6 +141,25 @@ def test_a_text_ends_at_a_stop_and_keeps_its_suffix(client: Any):
     assert cut["text"] == whole[: 1 + whole[1:].index(whole[9:11])]
     between = client.post("/v1/completions", json={**asked, "suffix": " end."}).json()["choices"][0]["text"]
     assert len(between) == 21
+
+
+@pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("uniform", "bayes")])
+def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, process: str, method: str):
+    model = load(save_blocks(tmp_path / "blocks", process, method), device="cpu")
+    wanted = model.generate(2, length=24, prompt="the ", seed=5)
+    asked = {"prompt": "the ", "max_tokens": 20, "n": 2, "seed": 5, "echo": True}
+    with (
+        served(ModelRegistry({"blocks": model})) as (address, _),
+        httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client,
+    ):
+        several = client.post("/v1/completions", json={**asked, "prompt": ["the ", "the cat a"]}).json()["choices"]
+        filled = client.post("/infill", json={"text": "the ____", "alternatives": 2, "seed": 5}).json()
+        found, before = streamed(client.post("/v1/completions", json={**asked, "stream": True, "certainty": True}), 2)
+    assert found == wanted == [choice["text"] for choice in several[:2]]
+    assert [len(choice["text"]) for choice in several[2:]] == [29, 29]
+    assert any(before) == (process == "absorb")
+    assert filled["texts"] == [model.infill("the ____", seed=5)]
+    assert "alternatives" not in filled["tokens"][0]
 
 
 def test_the_steps_of_a_stream_lead_to_its_text(client: Any):

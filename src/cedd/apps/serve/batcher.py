@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cedd.apps.correct.numpy_network import Floats, Passage, PassageReader, States
 from cedd.models.loaded_model import LoadedModel
-from cedd.network import AnyModel, Capabilities, HasHead, has_head
+from cedd.network import AnyModel, Capabilities, HasCache, HasHead, capabilities_of, has_head
 from cedd.samplers import GraphedNetwork
 from cedd.samplers.memory import Memory
 
@@ -38,6 +38,10 @@ MAX_CALL_TOKENS = 1024
 
 TURN_SECONDS = 0.05
 """Seconds after which a fiber gives up its turn at the next opportunity."""
+
+
+_BLOCK_CAPABILITIES = ("attention", "cache", "causal", "causal_past", "time_conditioned", "token_times")
+"""Capabilities of a network that block diffusion uses."""
 
 
 class Cancelled(BaseException):
@@ -51,6 +55,22 @@ class ForwardRequest:
     network: HasHead
     x_t: Tensor
     sigma: Tensor
+
+
+@dataclass(frozen=True)
+class ConditionedNetwork:
+    """A network with inputs that belong to one request, such as a cache. No other request has the same one, so its
+    forward pass is not batched."""
+
+    network: HasHead
+    conditions: dict[str, Any]
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        return self.network.head
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return self.network.features(x_t, sigma, **self.conditions)
 
 
 class Fiber:
@@ -169,10 +189,9 @@ class BatchedNetwork:
         network: the network.
         fiber: the fiber that calls it.
         memory: features that need no forward pass.
-        on_forward: called after each forward pass.
+        on_forward: called after each forward pass without other inputs.
+        in_blocks: whether it declares what block diffusion needs: attention patterns and a cache.
     """
-
-    capabilities = Capabilities(features=True)
 
     def __init__(
         self,
@@ -180,12 +199,22 @@ class BatchedNetwork:
         fiber: Fiber,
         memory: Memory | None = None,
         on_forward: Callable[[LastForward], None] | None = None,
+        in_blocks: bool = False,
     ) -> None:
+        own = capabilities_of(network)
+        blocks = {name: getattr(own, name) for name in _BLOCK_CAPABILITIES} if in_blocks else {}
+        self.capabilities = Capabilities(features=True, **blocks)
         self._network, self._fiber, self._memory, self._on_forward = network, fiber, memory, on_forward
         self.head = YieldingHead(network.head, fiber)
 
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def new_cache(self, batch: int, length: int | None = None) -> Any:
+        """The network's cache of keys and values."""
+        return cast(HasCache, self._network).new_cache(batch, length)
+
+    def features(self, x_t: Tensor, sigma: Tensor, **conditions: Any) -> Tensor:
         """[B, L, D]"""
+        if conditions:
+            return self._fiber.forward(ForwardRequest(ConditionedNetwork(self._network, conditions), x_t, sigma))
         if self._memory is not None:
             return self._memory.read(self._network, x_t, sigma, self._forward)
         features = self._forward(x_t, sigma)
@@ -215,7 +244,8 @@ class BatchedModel(LoadedModel):
 
     def network(self, batch: int, length: int) -> AnyModel:
         del batch
-        return BatchedNetwork(shared_network(self._loaded, length), self._fiber, on_forward=self._note)
+        shared, blocks = shared_network(self._loaded, length), self._loaded.writes_blocks
+        return BatchedNetwork(shared, self._fiber, on_forward=self._note, in_blocks=blocks)
 
     def _note(self, last: LastForward) -> None:
         self.last_forward = last

@@ -39,7 +39,7 @@ class GenerationTask:
         seeds: one per text; a text depends on its own seed only.
         options: how to sample.
         result: makes the response from the texts and their tokens.
-        alternatives: number of alternatives for each generated token.
+        alternatives: number of alternatives for each generated token; none for models that write blocks.
         certainty: whether steps have the probability of each token when it was drawn.
     """
 
@@ -98,7 +98,7 @@ class GenerationTask:
             tokens.append({"pieces": shown.pieces(row.tolist())})
             if self.options.stop:
                 tokens[-1]["written"] = self.template.written(row.numpy(), self.options.stop)
-        if self.alternatives:
+        if self.alternatives and not loaded.writes_blocks:
             blanks, only = (~self.template.given).nonzero().squeeze(1), self.template.only
             cuts = windows_of_filled_text(self.template.blanks, self.template.width, loaded.length)
             for record, row in zip(tokens, ids, strict=True):

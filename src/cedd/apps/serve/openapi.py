@@ -24,7 +24,7 @@ SUMMARIES: Mapping[str, tuple[str, str]] = {
 }
 """The task of each endpoint that runs a model, and its summary."""
 MEANINGS: Mapping[str, str] = {
-    "alternatives": "Number of alternatives to list for each token in a blank.",
+    "alternatives": "Number of alternatives to list for each token in a blank; none by models that write blocks.",
     "certainty": "Whether the steps of a stream have the probability of each token before it was drawn.",
     "change": "letters: only plain letters may change. all: anything may.",
     "echo": "Whether the text begins with the prompt.",
