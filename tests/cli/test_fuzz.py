@@ -1,8 +1,8 @@
 """Whatever comes from outside ends in one line: damaged and newer folders, damaged data, and words that mean nothing.
 
 Every input is bad by construction. It must end in exit code 2 (or 1, where the machine could not do it), with one line
-and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; one half is in the
-default run, and all of them are in the slow one.
+and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; three eighths of them are
+in the default run, and all of them are in the slow one.
 
 `tests/cli/messages.txt` lists all error messages that the inputs cause, with names and numbers left out, so that they
 can be read in one place. `python -m tests.cli.test_fuzz` writes it.
@@ -32,7 +32,7 @@ from cedd.cli.arguments import ARGUMENTS
 from cedd.cli.parser import options_of
 from tests.tasks.models import save_random
 
-PARTS, DEFAULT = 8, 4
+PARTS, DEFAULT = 8, 3
 """The number of parts that the inputs are divided into, and the number of parts in the default run."""
 
 # ----------------------------------------------------------------------------------------------------------------
