@@ -352,15 +352,23 @@ class TextLikelihoods:
         reader = self.loaded.reader(len(context) + length)
         return WithContext(reader, context) if len(context) else reader
 
-    def _exact(self, context: Tensor, piece: Tensor) -> LogLikelihood:
-        """Score by a causal network, which predicts the next token at each position."""
+    def token_log_probs(self, context: Tensor, piece: Tensor) -> Tensor:
+        """log p(token | the tokens before it) for each position of a piece [A] after a context [C], [A, V] float64, for
+        an autoregressive model."""
+        return self._next_token_outputs(context, piece).log_softmax(-1)
+
+    def _next_token_outputs(self, context: Tensor, piece: Tensor) -> Tensor:
+        """The outputs of a causal network, which predicts the next token at each position, [A, V]."""
         process, dynamics = self.loaded.process, self.loaded.method.dynamics
         network = Network.of(self.loaded.model, process.vocab_size, self.loaded.device)
         x0 = torch.cat([context, piece])[None].to(network.device)
         places = Places(torch.arange(len(context), x0.shape[1], device=network.device))
         with evaluating(self.loaded.model):
             rows = network.rows(dynamics.network_input(x0, x0, process), torch.zeros(1, device=network.device), places)
-            outputs = rows.map(lambda outputs, _: outputs.double()).cpu()
+            return rows.map(lambda outputs, _: outputs.double()).cpu()
+
+    def _exact(self, context: Tensor, piece: Tensor) -> LogLikelihood:
+        outputs = self._next_token_outputs(context, piece)
         nats = outputs.logsumexp(-1) - outputs.gather(1, piece[:, None])[:, 0]
         return LogLikelihood(-float(nats.sum()), 0.0, bool((outputs.argmax(1) == piece).all()), len(piece), 1, True)
 

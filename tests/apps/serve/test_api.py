@@ -506,6 +506,38 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Langu
         yield client, made
 
 
+def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path):
+    made = load(save_random(tmp_path / "m", "absorb", "ar", length=24), "cpu")
+    body = {"prompt": "The cat", "max_tokens": 6, "n": 2, "seed": 1, "temperature": 1.5}
+    with (
+        served(ModelRegistry({"m": made})) as (url, _),
+        httpx.Client(base_url=url, timeout=30, **IN_THE_CLEAR) as client,
+    ):
+        more = ({}, {"logprobs": 2}, {"logprobs": 0, "echo": True}, {"logprobs": 2, "stream": True})
+        plain, short, whole, streamed = (client.post("/v1/completions", json=body | one) for one in more)
+    assert [one["logprobs"] for one in [*events(streamed)][-1]["choices"]] == [
+        one["logprobs"] for one in short.json()["choices"]
+    ]
+    plain, short, whole = (one.json()["choices"] for one in (plain, short, whole))
+    for one, cut, echoed in zip(plain, short, whole, strict=True):
+        assert one["logprobs"] is None
+        assert cut["text"] == one["text"] == "".join(cut["logprobs"]["tokens"])
+        (expected,) = made.log_likelihood("The cat", [one["text"]])
+        assert expected.exact
+        assert sum(cut["logprobs"]["token_logprobs"]) == pytest.approx(expected, abs=1e-5)
+        assert sum(echoed["logprobs"]["token_logprobs"]) == pytest.approx(
+            made.log_likelihood("", [echoed["text"]])[0], abs=1e-5
+        )
+        assert echoed["logprobs"]["top_logprobs"] is None
+        for token, log_p, top, offset in zip(*(cut["logprobs"][name] for name in LOGPROBS), strict=True):
+            assert cut["text"][offset:].startswith(token)
+            assert 1 <= len(top) <= 2
+            assert max(top.values()) >= log_p - 1e-6
+
+
+LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
 def test_a_word_after_a_given_space_is_one_that_begins_with_it(words: tuple[Any, LanguageModel]):
     """As the model fills it; and so do the others that it might have been, which share all probability."""
     client, model = words
@@ -610,9 +642,10 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/infill", {"text": "a ____", "model": "gpt-4"}, 404, "unknown model 'gpt-4'"),
         ("/correct", {"text": "a", "model": "gpt-4"}, 404, "unknown model 'gpt-4'"),
         ("/v1/completions", {"sampler": "first-hitting", "model": "small"}, 422, "sampler: invalid choice"),
-        ("/v1/completions", {"logprobs": 5}, 422, "logprobs is not supported"),
-        ("/v1/completions", {"logprobs": 1}, 422, "logprobs is not supported"),
-        ("/v1/completions", {"logprobs": 0}, 422, "logprobs is not supported"),
+        ("/v1/completions", {"logprobs": 5}, 422, "logprobs need an autoregressive model; small draws"),
+        ("/v1/completions", {"logprobs": 0}, 422, "logprobs need an autoregressive model"),
+        ("/v1/completions", {"logprobs": 6}, 422, "logprobs must be an integer from 0 to 5"),
+        ("/v1/completions", {"logprobs": False}, 422, "logprobs must be an integer from 0 to 5"),
         ("/v1/completions", {"frequency_penalty": 1, "best_of": 1}, 422, "frequency_penalty is not supported"),
         ("/v1/completions", {"presence_penalty": 1.0, "logprobs": False}, 422, "presence_penalty is not supported"),
         ("/v1/completions", {"max_token": 5}, 422, "did you mean 'max_tokens'?"),

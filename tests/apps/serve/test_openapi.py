@@ -10,6 +10,8 @@ from cedd.apps.serve.endpoints import ENDPOINTS
 from cedd.apps.serve.limits import Limits
 from cedd.apps.serve.openapi import MEANINGS, openapi_document
 from cedd.apps.serve.registry import ModelRegistry
+from cedd.tasks import load
+from tests.tasks.models import save_random
 from tests.tasks.test_chat import published
 
 LEAST: dict[str, dict[str, Any]] = {
@@ -36,14 +38,15 @@ def valid(schema: dict[str, Any]) -> Any:
     return values.get(str(schema["type"]))
 
 
-STRUCTURED: dict[str, dict[str, Any]] = {
+SPECIAL: dict[str, dict[str, Any]] = {
     "guided_regex": {"guided_regex": "a*", "model": "masks"},
     "guided_choice": {"guided_choice": ["aa"], "model": "masks"},
     "guided_json": {"guided_json": {"type": "null"}, "model": "masks"},
     "structured_outputs": {"structured_outputs": {"regex": "a*"}, "model": "masks"},
     "response_format": {"response_format": {"type": "text"}},
+    "logprobs": {"logprobs": 1, "model": "next"},
 }
-"""Fields for structured output, which take a model that only masks."""
+"""Requests for fields that only some models support."""
 
 
 def invalid(schema: dict[str, Any]) -> Any:
@@ -64,7 +67,8 @@ def client(registry: ModelRegistry, tmp_path_factory: pytest.TempPathFactory) ->
     from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
 
     chat = import_model(published(tmp_path_factory.mktemp("chat"), "llada"), device="cpu", mask_id=20)
-    models = ModelRegistry({"small": registry["small"], "masks": registry["masks"], "chat": chat})
+    following = load(save_random(tmp_path_factory.mktemp("ar") / "ar", "absorb", "ar"), "cpu")
+    models = ModelRegistry({"small": registry["small"], "masks": registry["masks"], "chat": chat, "next": following})
     with served(models) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as made:
         yield made
 
@@ -79,7 +83,7 @@ def test_described_fields_are_accepted_and_checked(client: Any, described: dict[
     fields = properties(described, path)
     assert set(fields) <= set(MEANINGS)
     for name, schema in fields.items():
-        good = {**LEAST[path], name: LEAST[path].get(name, valid(schema)), **STRUCTURED.get(name, {})}
+        good = {**LEAST[path], name: LEAST[path].get(name, valid(schema)), **SPECIAL.get(name, {})}
         if "chat" in path:
             good["model"] = "chat"
         reply = client.post(path, json=good)

@@ -33,11 +33,12 @@ from cedd.tasks.template import Template
 MAX_SEED = 2**53 - 1
 """The largest seed, since integers in browsers are exact up to here."""
 MAX_ALTERNATIVES = 20
+MAX_LOGPROBS = 5
 MAX_STOPS = 4
 MAX_MESSAGES = 256
 MAX_NAME_CHARACTERS = 200
 """Characters of a model's name."""
-UNSUPPORTED = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "presence_penalty": 0}
+UNSUPPORTED = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "presence_penalty": 0}
 """OpenAI's fields that are not supported, and the values with which they have no effect."""
 
 
@@ -129,6 +130,12 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     options, seed = requested_sampling(fields, registry, name, limits)
     options = replace(options, stop=end_tokens(model))
     fields.refuse_unsupported(**UNSUPPORTED)
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS, None)
+    if logprobs is not None and model.method.dynamics.noisy:
+        reject(
+            f"logprobs need an autoregressive model; {name} draws the tokens of a text in any order, so a token has no "
+            "probability given those before it"
+        )
     fields.ignore("user", "stream_options")
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
@@ -147,9 +154,15 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
         written = [
             cut(text, stops, one.get("written"), language is not None) for text, one in zip(parts, tokens, strict=True)
         ]
+        first = 0 if echo else given[number]
         choices = [
-            {"index": number * n + i, "text": prompt * echo + text, "logprobs": None, "finish_reason": reason}
-            for i, (text, reason) in enumerate(written)
+            {
+                "index": number * n + i,
+                "text": prompt * echo + text,
+                "logprobs": logprobs_of(one, first, len(prompt * echo + text), bool(logprobs)),
+                "finish_reason": reason,
+            }
+            for i, ((text, reason), one) in enumerate(zip(written, tokens, strict=True))
         ]
         return {**head, "choices": choices, "usage": usage(given[number], token_count(tokens, widths[number]))}
 
@@ -185,10 +198,30 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
             options,
             partial(result, number),
             certainty=certainty,
+            logprobs=logprobs,
         )
         for number, prompt in enumerate(prompts)
     ]
     return ParsedRequest(tasks, streams, chunk, joined)
+
+
+def logprobs_of(tokens: Record, first: int, characters: int, has_top: bool) -> Record | None:
+    """The log-probabilities of the tokens from `first` that begin within this number of characters, in OpenAI's form;
+    None if they were not requested."""
+    if "logprobs" not in tokens:
+        return None
+    found: Record = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if has_top else None, "text_offset": []}
+    offset = 0
+    for text, (value, top) in zip(tokens["pieces"][first:], tokens["logprobs"][first:], strict=True):
+        if offset >= characters:
+            break
+        found["tokens"].append(text or "")
+        found["token_logprobs"].append(value)
+        if has_top:
+            found["top_logprobs"].append(top)
+        found["text_offset"].append(offset)
+        offset += len(text or "")
+    return found
 
 
 def usage(prompt: int, completion: int) -> Record:
@@ -262,7 +295,7 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
     streams = fields.boolean("stream")
     options, seed = requested_sampling(fields, registry, name, limits)
     language = requested_language(fields, limits)
-    fields.refuse_unsupported(**UNSUPPORTED, top_logprobs=0)
+    fields.refuse_unsupported(**UNSUPPORTED, logprobs=False, top_logprobs=0)
     fields.ignore("user", "stream_options")
     fields.end()
     template = chat_template(model, messages, most)

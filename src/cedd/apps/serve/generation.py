@@ -17,6 +17,7 @@ from torch import Tensor
 from cedd.apps.serve.batcher import MAX_CALL_TOKENS, BatchedModel, Fiber
 from cedd.apps.serve.pieces import TemplatePieces, piece
 from cedd.apps.serve.scheduler import Job
+from cedd.evaluation.likelihood import TextLikelihoods
 from cedd.models.loaded_model import LoadedModel
 from cedd.network import AllowedTokens, Network, Places
 from cedd.samplers import Fixed, SamplingOptions
@@ -26,6 +27,8 @@ from cedd.tasks.template import Template
 from cedd.tasks.windows import windows_of_filled_text
 
 Record = dict[str, Any]
+TokenLogProbability = tuple[float, dict[str, float]]
+"""The log-probability of a token, and those of the most probable tokens at its position, by their texts."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class GenerationTask:
         result: makes the response from the texts and their tokens.
         alternatives: number of alternatives for each generated token; none for models that write blocks.
         certainty: whether steps have the probability of each token when it was drawn.
+        logprobs: if given, the log-probability of each token and of this number of most probable tokens are added.
     """
 
     name: str
@@ -51,6 +55,7 @@ class GenerationTask:
     result: Callable[[list[str], list[Record]], Record]
     alternatives: int = 0
     certainty: bool = False
+    logprobs: int | None = None
 
     @property
     def key(self) -> Hashable | None:
@@ -98,6 +103,8 @@ class GenerationTask:
             tokens.append({"pieces": shown.pieces(row.tolist())})
             if self.options.stop:
                 tokens[-1]["written"] = self.template.written(row.numpy(), self.options.stop)
+            if self.logprobs is not None:
+                tokens[-1]["logprobs"] = self._log_probabilities(loaded, row, shown)
         if self.alternatives and not loaded.writes_blocks:
             blanks, only = (~self.template.given).nonzero().squeeze(1), self.template.only
             cuts = windows_of_filled_text(self.template.blanks, self.template.width, loaded.length)
@@ -110,6 +117,21 @@ class GenerationTask:
                 pairs = zip(blanks.tolist(), found, strict=True)
                 record["alternatives"] = [[[shown.spaced(i, text), p] for text, p in others] for i, others in pairs]
         return self.result(texts, tokens)
+
+    @torch.no_grad()
+    def _log_probabilities(self, loaded: LoadedModel, ids: Tensor, shown: TemplatePieces) -> list[TokenLogProbability]:
+        """Of each token [L] given those before it, by the model itself: at temperature 1 and without constraint."""
+        assert self.logprobs is not None
+        laws = TextLikelihoods(loaded).token_log_probs(ids[:0], ids)
+        own = laws.gather(1, ids[:, None])[:, 0].tolist()
+        values, others = laws.topk(min(self.logprobs, laws.shape[1]), -1)
+        found = list[TokenLogProbability]()
+        for i, (value, *best) in enumerate(zip(own, values.tolist(), others.tolist(), strict=True)):
+            top = dict[str, float]()
+            for log_p, token in zip(*best, strict=True):
+                top.setdefault(shown.piece(i, token) or "", log_p)
+            found.append((value, top))
+        return found
 
 
 def stacked_constraint(templates: Sequence[tuple[Template, int]]) -> Fixed | None:
