@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cedd
-from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, PaddedTokenizer
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, IdTokenizer, PaddedTokenizer
 from cedd.data.windows import windows
 from cedd.evaluation.likelihood import TextLikelihoods
 from cedd.samplers import SamplingOptions
@@ -749,6 +749,20 @@ def test_texts_have_256_tokens_after_the_prompt_by_default():
     assert len(model.generate(prompt="a" * 500, seed=1, steps=2)[0]) == 600
     assert len(model.generate(length=300, seed=1, steps=2)[0]) == 300
     assert generate_ids(model, 1, options=SamplingOptions(steps=2)).shape == (1, 600)  # measured on whole sequences
+
+
+@pytest.mark.parametrize("prompt", ["3 4", "3 4 ", ""])
+def test_texts_of_token_ids_are_separated_after_a_prompt(prompt: str):
+    tokenizer = IdTokenizer(60)
+    network, process = Uniform(tokenizer.vocab_size), cedd.absorb(tokenizer.vocab_size)
+    model = cedd.LanguageModel.from_network(network, process, "cedd", tokenizer, length=8)
+    (text,) = model.generate(prompt=prompt, seed=1, steps=2)
+    assert text.startswith(prompt)
+    assert len(tokenizer.encode(text)) == 8
+    filled = model.infill(f"{prompt or '5 '}____ 7", seed=1)
+    assert isinstance(filled, str)
+    assert filled.endswith(" 7")
+    assert len(tokenizer.encode(filled)) == len(tokenizer.encode(prompt or "5 ")) + 5
 
 
 class Uniform(torch.nn.Module):

@@ -42,7 +42,7 @@ class BoundOptions:
 
     def __post_init__(self) -> None:
         for name in ("orders", "draws", "max_draws", "batch"):
-            if (value := getattr(self, name)) is not None and not (isinstance(value, Integral) and value >= 1):
+            if (value := getattr(self, name)) is not None and not (isinstance(value, Integral) and int(value) >= 1):
                 raise ValueError(f"{name} must be at least 1 (got {value!r})")
         check_tolerance(self.tolerance)
         if self.seconds is not None and not 0 < self.seconds < math.inf:

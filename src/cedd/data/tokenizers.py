@@ -658,6 +658,7 @@ class IdTokenizer(Tokenizer):
     """Token ids as text, separated by spaces."""
 
     kind = "ids"
+    words_begin_with_spaces = True
 
     def __init__(self, vocab_size: int, name: str = "ids") -> None:
         self.vocab_size, self.name = vocab_size, name
@@ -676,6 +677,9 @@ class IdTokenizer(Tokenizer):
         if not (array == self.vocab_size).any():
             return self.decode_run(array)
         return " ".join(super(IdTokenizer, self).decode([token], mask) for token in array.tolist())
+
+    def decode_after(self, ids: Ids) -> str:
+        return " " + self.decode(ids) if len(ids) else ""
 
     def decode_run(self, ids: NDArray[np.int64]) -> str:
         return " ".join(map(str, ids.tolist()))
