@@ -5,6 +5,7 @@ import math
 import os
 import zlib
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -148,6 +149,15 @@ def test_a_dtype_that_is_not_supported_is_named(tmp_path, dtype):
     save_weights(tmp_path / "file", {"w": torch.zeros(2, 2)}, form="bf16")
     with pytest.raises(ValueError, match="unsupported dtype BF16; use BOOL, F64, F32"):
         PackedArrays(tmp_path / "file", form="float32")
+
+
+@pytest.mark.parametrize("form", ARRAY_FORMS)
+def test_rows_of_a_packed_matrix_are_those_of_the_unpacked_one(tmp_path, form):
+    save_weights(tmp_path / "file", {"w": torch.randn(9, 5)}, form=form)
+    packed, ids = PackedArrays(tmp_path / "file", form=form), np.array([8, 0, 3, 3])
+    rows = packed.rows("w")(ids)
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, packed["w"][ids])
 
 
 def test_a_file_without_a_checksum_is_read(tmp_path):

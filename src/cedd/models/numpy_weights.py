@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +56,13 @@ class PackedArrays(MutableMapping[str, NDArray[Any]]):
             return self.stored[name]
         with unpacking(self.path, self.form):
             return _unpacked(name, self.stored[name], self.steps.get(name + STEP))
+
+    def rows(self, name: str) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
+        """A function that returns rows of a matrix by their indices. The matrix stays in int8 if it is stored so."""
+        array, steps = self.stored[name], self.steps.get(name + STEP)
+        with unpacking(self.path, self.form):
+            array = array if self.form == "float32" else _inflated_or_same(name, array, steps)
+        return array.__getitem__ if steps is None else lambda rows: array[rows] * steps[rows, None]
 
     def __setitem__(self, name: str, array: NDArray[Any]) -> None:
         self.stored[name] = array
@@ -153,6 +160,16 @@ def from_integers(stored: Arrays) -> dict[str, NDArray[Any]]:
 
 def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
     """What was stored under a name, with the steps of its rows if there are any."""
+    array = _inflated_or_same(name, array, step)
+    if array.dtype != np.int8 or step is None:
+        return array
+    matrix = array.astype(np.float32)
+    matrix *= step[:, None]
+    return matrix
+
+
+def _inflated_or_same(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
+    """What was stored under a name, without steps; integers must have one per row."""
     if array.ndim == 2 and array.dtype.kind == "f":
         raise ValueError(f"the matrix {name} is {array.dtype}")
     if array.dtype == np.uint8 and array.ndim == 1 and step is not None:
@@ -160,13 +177,9 @@ def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDAr
             array = _inflated(array, len(step))
         except (ValueError, zlib.error) as error:
             raise ValueError(f"{name} is damaged ({error})") from None
-    if array.dtype != np.int8:
-        return array
-    if step is None or step.shape != array.shape[:1]:
+    if array.dtype == np.int8 and (step is None or step.shape != array.shape[:1]):
         raise ValueError(f"{name} lacks its steps, one per row")
-    matrix = array.astype(np.float32)
-    matrix *= step[:, None]
-    return matrix
+    return array
 
 
 def _inflated(coded: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:

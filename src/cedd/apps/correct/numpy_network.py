@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cedd.models.numpy_weights import PackedArrays
 from cedd.models.transformer_config import BASE, EPSILON, FREQUENCIES, GELU, TransformerConfig
 
 Floats = NDArray[np.floating[Any]]
@@ -124,11 +125,15 @@ class NumpyNetwork:
         if config.causal:
             raise ValueError("a causal network does not read the text after a word")
         self.config, self._tensors = config, tensors
-        self.embedding = tensors["backbone.embedding.weight"]
+        name = "backbone.embedding.weight"
+        self.embedding = tensors.rows(name) if isinstance(tensors, PackedArrays) else tensors[name].__getitem__
+        """Ids -> vectors; the matrix stays packed."""
         modulations = self._modulations(time_input)
-        self.blocks = [self._block(i, modulations[6 * i : 6 * i + 6]) for i in range(config.depth)]
-        shift, scale = modulations[-2:]
+        shift, scale = modulations[
+            -2:
+        ]  # the head is the largest matrix: its copy is made before the others take memory
         self.head = self._affine("head").after(self._scale("backbone.norm", scale), shift)
+        self.blocks = [self._block(i, modulations[6 * i : 6 * i + 6]) for i in range(config.depth)]
         del self._tensors
         width = config.width // config.heads
         angles = np.arange(config.length)[:, None] * BASE ** -(np.arange(0, width, 2) / width)
@@ -179,7 +184,7 @@ class NumpyNetwork:
 
         On a process that only masks, outputs at a mask are logits of x_0 for every parameterization.
         """
-        x = self.embedding[np.concatenate([passage.ids.ravel() for passage in passages])]
+        x = self.embedding(np.concatenate([passage.ids.ravel() for passage in passages]))
         rows = [passage.ids.size for passage in passages]
         states: list[list[tuple[Floats, Floats]]] = [[] for _ in passages]
         for number, block in enumerate(self.blocks):
