@@ -276,3 +276,12 @@ def test_figures_on_the_card_of_english_are_those_of_their_commands():
         assert figures(found["perplexity"])[0] == pytest.approx(statistics.mean(each), abs=0.51)
         assert found["token_entropy"] == pytest.approx(statistics.mean(cell["entropies"]), abs=0.00051)
         assert found["texts"] == len(each)
+
+
+def test_the_figures_of_constraints_are_those_of_the_result_file():
+    found = json.loads((ROOT / "benchmarks/results/constraints.json").read_text("utf-8"))
+    page = " ".join((ROOT / "docs/guides/control.md").read_text("utf-8").split())
+    largest = max(one["cost"] for one in found["languages"])
+    assert f"{found['valid']} of {found['samples']} samples of `english` are valid" in page
+    assert f"takes {found['median_cost']:.2f} times" in page
+    assert f"the largest is {largest:.2f}" in page
