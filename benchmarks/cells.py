@@ -1,12 +1,11 @@
 """The cells of a benchmark: trained and tested one by one, each in a process of its own, into one results file.
 
-A benchmark is a `Benchmark`: what its cells are called, how each is trained, what is measured and how it is shown. The
-rest is here. Cells take turns: while one is trained and measured, the next one starts and is compiled. (Measured
-beside the next one's training nothing was gained: two processes on a GPU lose what each leaves idle in its turn.) A
-worker prints what happens as JSON, a line an event; the one process that started it keeps the results file, rewritten
-after every test, in which another such process may have cells of its own. The same command resumes: cells that are
-done are skipped, one that --minutes has stopped continues from its checkpoint, and one that was trained, but not yet
-measured, is measured.
+A subclass of `Benchmark` defines the names of its cells, their training, their measurements and tables; this module
+schedules them. Cells take turns: while one is trained and measured, the next one starts and is compiled. (Measuring a
+cell during the training of the next one saves no time, because the two compete for the GPU.) A worker prints events as
+JSON, one per line. The scheduler that started it rewrites the results file after every test; several schedulers can
+share the file if their cells differ. The same command resumes: finished cells are skipped, a cell that --minutes
+stopped continues from its checkpoint, and a cell that was trained but not measured is measured.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from cedd.training.run_folder import folder_lock
 from cedd.training.run_log import LOG_FILE, read_log
 
 WARM_UP = 8
-"""Steps that a worker makes before its turn: after them all is compiled and recorded."""
+"""Steps that a worker makes before its turn, after which everything is compiled and recorded."""
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -60,30 +59,30 @@ class CellArguments:
     results: Path
     """The results file."""
     seed: int = 0
-    """Of everything random."""
+    """The random seed."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
     minutes: float | None = None
     """Stop before this number of minutes has passed; the same command resumes."""
     budget: float | None = None
-    """Seconds to work in, as --minutes, but a cell that would not be done by then is not begun."""
+    """Like --minutes, in seconds, but a cell that would not finish in time is not started."""
     save_seconds: float = 40.0
-    """Time kept back for writing the checkpoint of a run that --minutes stops."""
+    """Seconds reserved for the checkpoint of a run that --minutes stops."""
     start_seconds: float = 90.0
-    """A cell that would have less than this, which the compiler needs, is not begun."""
+    """Seconds that compilation takes; a cell with less time than this is not started."""
     table: tuple[Path, ...] | None = None
-    """Print the tables of this results file and do nothing else; of several files, the cells that all have, by seed."""
+    """Only print the tables of this results file; for several files, compare the cells in all of them by seed."""
     plot: Path | None = None
     """Plot the curves to this file too (.png, .svg, .pdf)."""
     page: Path | None = None
     """Write the tables into this page too, between its markers."""
     worker: bool = False
-    """Train the one cell of --only in this process and print what happens as JSON, a line an event."""
+    """Train the one cell of --only in this process and print events as JSON, one per line."""
     until: float | None = None
-    """Of a worker: when --minutes are over, in seconds since the epoch."""
+    """For a worker: when --minutes are over, in seconds since the epoch."""
 
     def check(self) -> None:
-        """Refuse what cannot be meant."""
+        """Raise ValueError for invalid combinations of options."""
         if self.plot is not None and self.plot.suffix not in PLOT_SUFFIXES:
             raise ValueError(f"--plot makes a .png, .svg or .pdf (got {self.plot})")
         if self.table == ():
@@ -101,7 +100,7 @@ class CellArguments:
 
 
 class Benchmark(ABC):
-    """What the scheduler asks of a benchmark."""
+    """The interface between the scheduler and a benchmark."""
 
     name: ClassVar[str]
     script: ClassVar[Path]
@@ -113,53 +112,53 @@ class Benchmark(ABC):
 
     @abstractmethod
     def named(self, cell: str) -> str:
-        """The one name of a cell."""
+        """The canonical name of a cell."""
 
     @abstractmethod
     def configuration(self, cell: str) -> TrainConfig:
-        """The run of a cell."""
+        """The training configuration of a cell."""
 
     def as_recorded(self, cell: str) -> TrainConfig:
-        """The run of a cell in the usual folder: a machine's paths are no part of a result."""
+        """The configuration of a cell in the default folder, because paths are not part of a result."""
         usual = replace(self.arguments, out=type(self.arguments).out)
         return type(self)(usual).configuration(cell)
 
     @abstractmethod
     def prepare(self, cells: Sequence[str]) -> None:
-        """Write what these cells read, before any of them starts."""
+        """Write the files that these cells read, before any of them starts."""
 
     def data(self, cell: str) -> TrainingData | None:
-        """What a cell is trained on, where its configuration does not name it."""
+        """The training data of a cell, if its configuration does not name it."""
         return None
 
     @abstractmethod
     def hooks(self, cell: str, turn: Turn, stop_at: float | None) -> CellHooks:
-        """What tests a cell while it is trained."""
+        """The hooks that test a cell during training."""
 
     @property
     def protocol(self) -> Mapping[str, Any] | None:
-        """What all cells of a results file share; a file with another protocol is refused."""
+        """The settings that all cells of a results file share; files with other settings are rejected."""
         return None
 
     def as_now(self, protocol: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A protocol that an earlier version wrote, with what has been added since."""
+        """A protocol from a file, with defaults for settings that the file lacks."""
         return protocol
 
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
-        """How long a cell takes, from its start to its end: as long as most have so far."""
+        """The expected time of a cell from start to end: the median of the finished cells."""
         done = [record["seconds"] for record in content["cells"].values() if record["finished"]]
         return (statistics.median(done) if done else 0.0) + self.arguments.start_seconds
 
     def complete(self, results: Results) -> None:  # noqa: B027 - most have nothing to do
-        """What is left to do when a cell has ended, and once all have; nothing else changes the results meanwhile."""
+        """Further work after a cell has ended, and after the last one. Nothing else changes the results meanwhile."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a record says of its tests, and has to agree in to count as done."""
+        """Facts about the tests that a record stores; a record with other facts does not count as finished."""
         return {}
 
     def is_measured(self, record: Mapping[str, Any]) -> bool:
-        """Whether the record of a finished run has all that is measured in the end."""
+        """Whether the record of a finished run has all final measurements."""
         return True
 
     @abstractmethod
@@ -168,7 +167,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def is_whole(self, content: Mapping[str, Any]) -> bool:
-        """Whether tables can be made of a results file; an error says no, too."""
+        """Whether tables can be made from a results file; raising an error means no."""
 
     @abstractmethod
     def scores(self, event: Mapping[str, Any]) -> str:
@@ -192,12 +191,12 @@ class Benchmark(ABC):
 
 
 def tell(event: str, **values: Any) -> None:
-    """A line of JSON to the process that started this one."""
+    """Print an event as a line of JSON for the scheduler."""
     print(json.dumps({"event": event, **values}), flush=True)
 
 
 class Turn:
-    """The right to train: of all processes with one folder one has it, until it gives it back or ends."""
+    """The right to train, held by one of the processes with this folder until it gives it back or ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -208,12 +207,12 @@ class Turn:
         return self._held is not None
 
     def take(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for it, until it is there or `give_up` says so."""
+        """Wait for the turn, or until `give_up` returns True."""
         while not give_up():
             held = contextlib.ExitStack()
             try:
                 held.enter_context(folder_lock(self._folder))
-            except ValueError:  # another has it
+            except ValueError:  # held by another process
                 time.sleep(0.05)
             else:
                 self._held = held
@@ -227,10 +226,10 @@ class Turn:
 
 @dataclass
 class CellHooks(Hooks, ABC):
-    """Test a run by the benchmark instead of bounding it, and stop it in time."""
+    """Evaluate a run with the tests of the benchmark instead of a bound, and stop it in time."""
 
     turn: Turn
-    """To be waited for when the first steps are made, and so all is compiled."""
+    """Waited for after the first steps, when everything is compiled."""
     stop_at: float | None = None
     """When to stop, by time.time()."""
     tested: int = field(init=False, default=-1)
@@ -239,18 +238,18 @@ class CellHooks(Hooks, ABC):
 
     @abstractmethod
     def prepare(self, trainer: Trainer) -> None:
-        """Read what is tested on."""
+        """Read the test data."""
 
     @abstractmethod
     def test(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
-        """The figures of a network, as a record has them."""
+        """The test figures of a network, in the form of a record."""
 
     @abstractmethod
     def cost(self, figures: Mapping[str, Any]) -> float:
         """The figures as one number; lower is better."""
 
     def finish(self, trainer: Trainer, model: Backbone) -> dict[str, Any] | None:
-        """What is measured once, by the averaged weights of a finished run."""
+        """Final measurements, with the averaged weights of a finished run."""
         return None
 
     def on_start(self, trainer: Trainer) -> None:
@@ -269,7 +268,7 @@ class CellHooks(Hooks, ABC):
         self.warmed_up += 1
 
     def take_turn(self, trainer: Trainer) -> None:
-        """Wait for it, unless it is there already."""
+        """Wait for the turn, unless this process has it."""
         if self.turn.is_mine:
             return
         if trainer.ranks.device.type == "cuda":
@@ -280,7 +279,7 @@ class CellHooks(Hooks, ABC):
             tell("turn", step=trainer.state.step)
 
     def evaluate(self, trainer: Trainer, model: Backbone) -> float:
-        """A point of the curve, by the averaged weights."""
+        """Add a point to the curve, with the averaged weights."""
         started = time.perf_counter()
         figures = self.test(trainer, model)
         self.tested = trainer.state.step
@@ -288,7 +287,7 @@ class CellHooks(Hooks, ABC):
         return self.cost(figures)
 
     def wants_checkpoint(self, trainer: Trainer) -> bool:
-        """The steps before a turn need none; that of the last step is there until the run is measured."""
+        """No checkpoints before the turn; the last one is kept until the run is measured."""
         return self.turn.is_mine
 
     def on_end(self, trainer: Trainer, result: TrainResult) -> None:
@@ -309,29 +308,29 @@ class CellHooks(Hooks, ABC):
             seconds=round(time.perf_counter() - self.started, 2),
             seconds_per_step=_seconds_per_step(trainer.config),
         )
-        if result.finished:  # which needs its weights only, not the gigabytes of a checkpoint
+        if result.finished:  # a finished run needs only its weights, not the gigabytes of a checkpoint
             for step in trainer.checkpoints.steps():
                 remove_folder(trainer.checkpoints.path(step))
         self.turn.give_back()
 
 
 def _logged(config: TrainConfig, name: str) -> list[float]:
-    """A figure of training, as a run's log has it."""
+    """The values of a training figure in the log of a run."""
     return [r[name] for r in read_log(config.out / LOG_FILE) if r["kind"] == "train" and name in r]
 
 
 def _seconds_per_step(config: TrainConfig) -> float | None:
-    """The median over the run, which neither the compiler nor the tests are part of."""
+    """The median over the run, which excludes compilation and tests."""
     speeds = _logged(config, "tokens_per_second")
     return round(config.batch.size * config.length / statistics.median(speeds), 6) if speeds else None
 
 
 def code() -> dict[str, Any]:
-    """Which code a figure is of: the package's version and, in a git checkout, its commit, and whether the package or
-    the benchmarks differ from it."""
+    """The version of the package and, in a git checkout, its commit and whether the package or the benchmarks have
+    uncommitted changes."""
     package, here = Path(cedd.__file__).resolve(), Path(__file__).resolve().parent
     found = {"version": cedd.__version__}
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no git, or no file of a checkout
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no git, or not a checkout
         git(package.parent, "ls-files", "--error-unmatch", package.name)
         commit = git(package.parent, "rev-parse", "HEAD")
         changed = git(package.parent, "status", "--porcelain", "--", ".", f":(glob){here}/*.py")
@@ -340,14 +339,14 @@ def code() -> dict[str, Any]:
 
 
 def git(folder: Path, *words: str) -> str:
-    """What git says of the checkout that a folder is in, whatever other one the environment names."""
+    """The output of git for the checkout of a folder; GIT_* variables are ignored."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def console_file(config: TrainConfig) -> Path:
-    """What a cell's training prints; beside its folder, in which a run tolerates no other files before its own."""
+    """The console output of a cell, next to its folder, which must be empty when the run starts."""
     return config.out.with_name(f"{config.out.name}.console.txt")
 
 
@@ -372,7 +371,7 @@ def work(benchmark: Benchmark) -> None:
 
 
 class Results:
-    """What every cell has told. Another process may write to the same file: each changes its own cells there."""
+    """The events of all cells. Another process may write to the same file; each changes only its own cells."""
 
     def __init__(self, path: Path, benchmark: Benchmark) -> None:
         self.path, self.benchmark, self.facts, self.lock = path, benchmark, benchmark.facts, threading.RLock()
@@ -383,10 +382,11 @@ class Results:
         if benchmark.arguments.only:
             refuse_other_seed(path, self.content, benchmark.arguments.seed)
         self.written = as_written(self.content)
-        """What the file had when it was read or written last, or would have without any cell."""
+        """The content of the file when it was last read or written."""
 
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
-        """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
+        """Whether the cell was trained and tested with these settings, at least up to the last step. A longer run
+        counts if its learning rate was constant."""
         record, config = self.content["cells"].get(cell, {}), benchmark.as_recorded(cell)
         if not record or not record["finished"] or not benchmark.is_measured(record):
             return False
@@ -425,7 +425,7 @@ class Results:
             self.save()
 
     def save(self) -> None:
-        """The cells that have changed here since they were read or written last; the others as the file has them."""
+        """Write the cells that changed here since the last read or write; keep the others as they are in the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock, locked(self.path.parent):
             now, cells = as_written(self.content), self.content["cells"]
@@ -439,14 +439,14 @@ class Results:
             self.written = as_written(self.content)
 
     def save_rest(self) -> None:
-        """What could not be saved when it was told, if there is any."""
+        """Save events that could not be saved when they arrived."""
         with self.lock:
             if as_written(self.content) != self.written:
                 self.save()
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """All entries of both, within entries too; the second's where both have one."""
+    """Merge nested mappings; the second one wins."""
     both = {
         name: merged(first[name], second[name])
         for name in first.keys() & second.keys()
@@ -456,13 +456,13 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 
 def as_written(content: Mapping[str, Any]) -> dict[str, str]:
-    """Every cell's record as a text, to be compared later, and by the name of no cell all that is beside them."""
+    """Every cell's record as text, for comparison; all other entries under an empty name."""
     beside = {name: value for name, value in content.items() if name != "cells"}
     return {"": json.dumps(beside)} | {cell: json.dumps(record) for cell, record in content["cells"].items()}
 
 
 def read_results(path: Path, benchmark: Benchmark, tables: bool = True) -> dict[str, Any]:
-    """The content of a results file, from which its tables can be made; without `tables` this is not tried."""
+    """The content of a results file. With `tables`, check that tables can be made from it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         records = content["cells"].values()
@@ -481,14 +481,14 @@ def read_results(path: Path, benchmark: Benchmark, tables: bool = True) -> dict[
 
 
 def make_writable(path: Path) -> None:
-    """The folder of a file that is to be written; refuse one that could not be, before anything is trained for it."""
-    with contextlib.suppress(FileExistsError, NotADirectoryError):  # of which the next line says more
+    """Make the folder of an output file; raise an error before training if the file cannot be written."""
+    with contextlib.suppress(FileExistsError, NotADirectoryError):  # the next line raises a clearer error
         path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path)
 
 
 def refuse_other_protocol(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Rows of two protocols do not stand in one table."""
+    """Reject rows with different protocols in one table."""
     different = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
     if different:
         what = ", ".join(different)
@@ -496,7 +496,7 @@ def refuse_other_protocol(path: Path, found: Mapping[str, Any], wanted: Mapping[
 
 
 def refuse_other_seed(path: Path, content: Mapping[str, Any], seed: int) -> None:
-    """A file is of one seed: rows of another would replace its own, and would be compared with the others."""
+    """Reject rows of another seed, which would replace those in the file."""
     seeds = {record.get("seed", CellArguments.seed) for record in content["cells"].values()}
     if other := sorted(seeds - {seed}):
         raise ValueError(f"{path} has results of --seed {other[0]}; name another file for --seed {seed} by --results")
@@ -507,7 +507,7 @@ def refuse_other_seed(path: Path, content: Mapping[str, Any], seed: int) -> None
 
 
 def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
-    """What an event means, in one line."""
+    """A description of an event in one line."""
     step = f"step {event['step']}"
     speed = event.get("seconds_per_step")
     text = {
@@ -523,21 +523,21 @@ def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
 
 
 class Workers:
-    """The processes of the cells that run, and what they have told."""
+    """The worker processes and their latest events."""
 
     def __init__(self, benchmark: Benchmark, results: Results, until: float | None) -> None:
         self.benchmark, self.results, self.until = benchmark, results, until
         self.running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
         self.told: dict[tuple[str, str], float] = {}
-        """Cells with the names of their events, and when they told them last, by time.time()."""
+        """The time.time() of the latest event, by cell and name of the event."""
 
     @property
     def have_had_their_turn(self) -> bool:
         return all((cell, "turn") in self.told for cell in self.running)
 
     def start(self, cell: str) -> None:
-        """A worker for one cell: this very command line, whose last word on an option counts. What it says of an error
-        goes where its training prints."""
+        """Start a worker for one cell: this command line with more options at the end, which take precedence. Errors go
+        to the console file."""
         command = [sys.executable, str(self.benchmark.script), *sys.argv[1:], "--only", cell, "--worker"]
         command += [] if self.until is None else ["--until", f"{self.until:.1f}"]
         file = console_file(self.benchmark.configuration(cell))
@@ -549,18 +549,18 @@ class Workers:
         self.running[cell] = (process, thread)
 
     def expected_end(self, cell: str) -> float:
-        """Of a cell that is started now, by time.time(): it has its turn when those that run are done."""
+        """When a cell that is started now would end, as time.time(); its turn comes after the running cells."""
         return time.time() + sum(map(self.left, self.running)) + self.benchmark.seconds(cell, self.results.content)
 
     def left(self, cell: str) -> float:
-        """Seconds that a running cell is expected to take yet; when it has its turn, it has been compiled."""
+        """The expected seconds until a running cell ends; compilation is over when its turn begins."""
         whole, turn = self.benchmark.seconds(cell, self.results.content), self.told.get((cell, "turn"))
         if turn is None:
             return whole
         return max(0.0, turn + whole - self.benchmark.arguments.start_seconds - time.time())
 
     def follow(self, cell: str, process: subprocess.Popen[str]) -> None:
-        """Enter what a worker tells until it ends; what cannot be saved is, after the next event."""
+        """Record the events of a worker until it ends. If saving fails, it is tried again after the next event."""
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
@@ -572,11 +572,11 @@ class Workers:
                 self.told[cell, event["event"]] = time.time()
                 try:
                     self.results.take(cell, event)
-                except (OSError, ValueError) as error:  # such as a full disk, or a file that is damaged meanwhile
+                except (OSError, ValueError) as error:  # such as a full disk or a damaged file
                     print(f"{cell}: not saved yet: {error}", file=sys.stderr, flush=True)
 
     def ended(self) -> dict[str, int]:
-        """The cells of the workers that have ended, which are then forgotten, with their exit codes."""
+        """Remove the workers that have ended and return their cells with exit codes."""
         codes = {cell: process.poll() for cell, (process, _) in self.running.items()}
         ended = {cell: code for cell, code in codes.items() if code is not None}
         for cell in ended:
@@ -584,7 +584,7 @@ class Workers:
         return ended
 
     def stop(self) -> None:
-        """Upon which they save."""
+        """Signal all workers to save and end."""
         for process, thread in self.running.values():
             process.terminate()
             process.wait()
@@ -593,7 +593,7 @@ class Workers:
 
 @contextlib.contextmanager
 def as_ctrl_c(number: signal.Signals) -> Iterator[None]:
-    """Take a signal as Ctrl-C is taken, once: `timeout` sends it twice, and the second would end the saving."""
+    """Treat a signal like Ctrl-C, once: `timeout` sends it twice, and the second would interrupt saving."""
 
     def interrupt(*_: object) -> None:
         signal.signal(number, signal.SIG_IGN)
@@ -607,18 +607,18 @@ def as_ctrl_c(number: signal.Signals) -> Iterator[None]:
 
 
 def complete_early(benchmark: Benchmark, results: Results) -> None:
-    """What would be left to do in the end, while other cells run: a machine that is lent may be gone by then."""
+    """Do the remaining work of finished cells while others run, because the machine may not be available later."""
     try:
         with results.lock:
             benchmark.complete(results)
-    except (ValueError, RuntimeError, OSError) as error:  # such as too little memory beside a cell that is trained
+    except (ValueError, RuntimeError, OSError) as error:  # such as too little memory while a cell is trained
         print(f"put off until the cells are done: {error}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def saving(workers: Workers, results: Results) -> Iterator[None]:
-    """However it ends, the workers are stopped, and what could not be saved before is. Where that fails after an
-    interruption or another error, a line says so, and it still ends in that."""
+    """On exit, stop the workers and save what is not saved yet. If saving fails after an interruption or another error,
+    print a line and raise the original error."""
     try:
         yield
     except BaseException:
@@ -634,7 +634,7 @@ def saving(workers: Workers, results: Results) -> Iterator[None]:
 
 
 def check_outputs(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
-    """Refuse a plot or a page that could not be written in the end, before anything is trained or printed."""
+    """Raise an error before training if the plot or the page cannot be written."""
     arguments = benchmark.arguments
     check_writable(arguments.plot)
     check_writable(arguments.page)
@@ -643,7 +643,7 @@ def check_outputs(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
 
 
 def run(benchmark: Benchmark) -> int:
-    """All cells that are left, one after the other; the exit code is 1 where any of them failed."""
+    """Run all unfinished cells, one after the other; the exit code is 1 if any of them failed."""
     arguments = benchmark.arguments
     seconds = arguments.budget if arguments.minutes is None else 60 * arguments.minutes
     until = None if seconds is None else time.time() + seconds
@@ -660,7 +660,7 @@ def run(benchmark: Benchmark) -> int:
     workers, failed = Workers(benchmark, results, until), False
 
     def fits(cell: str) -> bool:
-        """Whether there is time to begin it or, within a budget, to do all of it."""
+        """Whether there is time to start the cell or, with --budget, to finish it."""
         if until is None:
             return True
         if arguments.budget is not None:
@@ -690,7 +690,7 @@ def run(benchmark: Benchmark) -> int:
 
 
 def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
-    """Print the tables; write them into a page and plot the curves if that is asked for."""
+    """Print the tables; with --page and --plot, write them into a page and plot the curves."""
     made = benchmark.tables(content)
     print("\n\n".join(made.values()))
     if benchmark.arguments.page is not None:
@@ -704,7 +704,7 @@ def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
 
 
 def main(kind: type[Benchmark]) -> int:
-    """Run what the command line asks for; bad input ends in one line."""
+    """Run the command line; invalid input ends with one line on standard error."""
 
     def asked(arguments: CellArguments) -> int:
         try:
@@ -717,7 +717,7 @@ def main(kind: type[Benchmark]) -> int:
 
 
 def answer(kind: type[Benchmark], arguments: CellArguments) -> int:
-    """Show tables, do a worker's part, or run what is not there yet."""
+    """Show tables, train one cell as a worker, or run all unfinished cells."""
     arguments.check()
     benchmark = kind(arguments)
     if arguments.table is not None:
@@ -737,7 +737,7 @@ def answer(kind: type[Benchmark], arguments: CellArguments) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What tables share
+# Functions shared by the tables
 
 
 def with_curves(content: Mapping[str, Any]) -> list[str]:
@@ -757,7 +757,7 @@ def last_shared_step(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
 def different_seeds(
     records: Mapping[str, Sequence[Mapping[str, Any]]], settings_of: Callable[[str, Mapping[str, Any]], dict[str, Any]]
 ) -> list[int]:
-    """The seeds of the files, of which every cell has one record each, alike in all other settings."""
+    """The seeds of the files; all settings but the seed must agree within each cell."""
     found: list[int] = []
     for cell, runs in records.items():
         settings = [settings_of(cell, record) for record in runs]

@@ -1,17 +1,17 @@
-"""Draws of the path: times and noisy sequences, what the network says of them, and one value for each sequence.
+"""Draws of the path: times, noisy sequences, their costs under the network, and one value per sequence.
 
 Shapes: N sequences, L positions, D draws per sequence (a draw is a time and a noisy sequence at it), T targets.
 
-In block diffusion the sequences are the blocks of texts, G consecutive ones of each text; the network is shown a draw
-of all blocks of a text at once.
+In block diffusion the sequences are blocks, G consecutive ones for each text; one network evaluation reads a draw of
+all blocks of a text.
 
 Errors. The Monte Carlo error comes from the two halves, which are independent designs on the same sequences: a quarter
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
-a round. What all sequences have in common at a level is no noise in the mean, since the levels of all together are
-stratified: it is taken out of the values first, as the mean of the four draws at the nearest levels. With fewer than 16
-such differences, or rounds of fewer draws than that takes, the differences of the two draws of a stratum are used: each
-sequence has as many as strata. That is exact for one sequence, and for several it counts as noise what stratification
-across them takes out.
+per round. The part of the values that depends on the level only is not noise in the mean, because levels are stratified
+across all sequences. It is subtracted first, estimated by the mean of the four draws at the nearest levels. With fewer
+than 16 such differences, or with too few draws per round, the differences between the two draws of each stratum are
+used instead. This is exact for one sequence; for several it is too large, because it includes noise that
+stratification across sequences removes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from cedd.dynamics.reverse import JUST_AFTER_ZERO
 from cedd.network import Network
 from cedd.process import Noise, TokenProcess, uniform_noise
 
-_BLOCK = 1 << 24  # positions whose costs are held at once, for the control variates
+_BLOCK = 1 << 24  # positions whose costs are in memory at once, for the control variates
 _DRAWS_PER_RECONSTRUCTION = 8
 _FEW_DIFFERENCES = 16
 _NEIGHBOURS = 4
-_LARGEST_SINGLE = 1e30  # costs beyond are not held in float32
-_PROBES = (1e-9, 1e-12, 1e-15, 1e-20, 1e-30, 1e-37)  # sigmas at which clean sequences are looked at
+_LARGEST_SINGLE = 1e30  # larger costs are stored in float64
+_PROBES = (1e-9, 1e-12, 1e-15, 1e-20, 1e-30, 1e-37)  # sigmas at which the cost of clean sequences is evaluated
 _NEGLIGIBLE = 1e-3  # nats per token and e-fold of sigma
 
 
@@ -58,7 +58,7 @@ def parts_of(count: int, size: int) -> Iterator[Tensor]:
 
 
 class Batch(NamedTuple):
-    """Some clean sequences and their noise, on the device, the network for them, and which they are of those asked."""
+    """Clean sequences and their noise on the device, the network for them, and their indices in the request."""
 
     network: Network
     x0: Tensor
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 class Evaluation:
     """A network on a data set, ready to be drawn from: data [N, L] on the CPU.
 
-    targets: T bounds of one path, which are measured by the same draws.
+    targets: T bounds of one path, estimated from the same draws.
     """
 
     network: Network
@@ -80,9 +80,9 @@ class Evaluation:
     batch: int
     report: Callable[[int], None]
     nested: bool = False
-    """Whether sequences that begin alike are shown the same noise there, whatever their lengths."""
+    """Whether sequences of different lengths with a common prefix have the same noise there."""
     group: int = 1
-    """G."""
+    """G, the number of consecutive sequences (blocks) per text."""
     _costs: list[float] = field(default_factory=list[float], init=False, repr=False, compare=False)
 
     @property
@@ -91,24 +91,24 @@ class Evaluation:
 
     @property
     def path(self) -> PathCost:
-        """The one path of all targets."""
+        """The path that all targets share."""
         return self.targets[0].path
 
     @property
     def low(self) -> float:
-        """The earliest time of all targets, from which on times are drawn."""
+        """The earliest time of all targets; times are drawn from here to 1."""
         return min(target.low for target in self.targets)
 
     @cached_property
     def clean_tokens_cost(self) -> bool:
-        """Whether the network is asked about tokens that noise has not touched."""
+        """Whether unchanged tokens have a cost."""
         x0 = self.data[:1]
         noise = self.process.noise(torch.full((1,), 0.5, dtype=torch.float64))
         return bool(self.path.positions(x0, noise.like(x0)).any())
 
     @property
     def time_shares(self) -> Shares:
-        """Where times are drawn, by where a bad network can cost much."""
+        """The density of times, by where the cost of a bad network can be large."""
         if self.clean_tokens_cost:
             return JUMPS_COST if self.path.lasts_in_shuffles else CLEAN_COSTS
         return CLEAN_IS_FREE if self.path.vanishes_in_noise else NOISE_COSTS
@@ -126,7 +126,7 @@ class Evaluation:
         return 2 * drawn.v - 1
 
     def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
-        """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
+        """One stratified design over the sequences `which` [n], with `draws` directed draws per sequence."""
         drawn = self.times.at(stratified_levels(len(which), draws, generator).reshape(-1))
         magnitude = self.path.magnitude(drawn.noise)
         order = self._order(len(which), draws)
@@ -161,7 +161,7 @@ class Evaluation:
         draw = directed_draw(x0, noise, share, self._uniforms(x0, generator))
         cost = position_costs(batch.network, self.path, x0, draw.x_t, noise)
         self.report(len(x0) // self.group)
-        self.network.check_outputs()  # the costs are waited for anyway
+        self.network.check_outputs()  # moving the costs to the CPU waits for the device anyway
         return cost.cpu(), case_codes(draw.x_t, x0, noise).cpu(), draw.odds.cpu()
 
     def plain(self, which: Tensor, t: Tensor, cost: PathCost, generator: torch.Generator) -> Tensor:
@@ -185,9 +185,9 @@ class Evaluation:
     def infinite_at_zero(self) -> str | None:
         """Why the integral is infinite for targets that go down to t = 0; None where it is finite.
 
-        It is infinite if a clean sequence costs more than a thousandth of sigma'/sigma however small sigma is. (Not of
-        1/t: where sigma starts like a root of t, as hybrid's, all costs grow like its rate, and their integral is
-        finite. Shares below a thousandth diverge too, but add a thousandth of a nat only once the earliest sigma is
+        It is infinite if the cost of a clean sequence stays above 0.001 sigma'/sigma for all small sigma. (The limit is
+        not relative to 1/t: if sigma starts like a root of t, as for hybrid, all costs grow like its rate, and their
+        integral is finite. Smaller multiples diverge, too, but add at most 0.001 nats each time the earliest sigma is
         divided by e.)
         """
         if not self._may_diverge or self._levels_off is not None:
@@ -201,8 +201,8 @@ class Evaluation:
 
     @property
     def _cost_per_log_sigma(self) -> list[float]:
-        """What the most expensive clean sequence costs per token and e-fold of sigma, at each of `_PROBES` until it is
-        negligible. Sequences (groups of them) whose cost is negligible at one are not evaluated at the next."""
+        """The largest cost of a clean sequence per token and e-fold of sigma, at each of `_PROBES` until it is
+        negligible. Groups of sequences with a negligible cost at one probe are not evaluated at the next."""
         # Not a cached_property: in Python 3.11 its lock, common to all instances, would be held during network calls.
         expensive = torch.arange(len(self.data) if not self._costs else 0)
         for sigma in _PROBES:
@@ -221,7 +221,7 @@ class Evaluation:
         return _PROBES[len(costs) - 1] if costs[-1] <= _NEGLIGIBLE else None
 
     def _clean_costs(self, which: Tensor, sigma: float) -> Tensor:
-        """What clean sequences cost per token and e-fold of sigma: their cost times sigma over its rate, [n]."""
+        """The cost of clean sequences per token and e-fold of sigma: their cost times sigma over its rate, [n]."""
         early = self.process.noise(self.process.clocks.time(torch.full((len(which),), sigma, dtype=torch.float64)))
         costs: list[Tensor] = []
         for network, x0, noise, _ in self._batches(which, early):
@@ -237,8 +237,8 @@ class Evaluation:
             yield Batch(self.network.of_sequences(chosen), x0, noise.rows(part).to(self.device), part)
 
     def _order(self, count: int, draws: int) -> Tensor:
-        """The entries of [n, D], flattened, in the order in which the network is shown them: a draw of all sequences of
-        a group, then the next."""
+        """The indices of [n, D], flattened, in the order of evaluation: one draw of all sequences of a group, then the
+        next draw."""
         return torch.arange(count * draws).reshape(-1, self.group, draws).transpose(1, 2).reshape(-1)
 
     def whole_groups(self, count: int) -> int:
@@ -252,14 +252,14 @@ class Evaluation:
         count, size = len(x0), number_of_uniforms(x0.shape[1])
         if not self.nested:
             return uniform_noise((count, size), self.device, generator)
-        numbers = uniform_noise((size, count), self.device, generator).T  # those of a longer text begin with these
+        numbers = uniform_noise((size, count), self.device, generator).T  # longer texts have the same numbers first
         by_position = numbers[:, EXTRA_UNIFORMS:].reshape(count, -1, 2)
         return torch.cat([by_position[..., 0], by_position[..., 1], numbers[:, :EXTRA_UNIFORMS]], 1)
 
 
 def child_generators(count: int, generator: torch.Generator | None) -> list[torch.Generator]:
-    """Generators on the CPU, seeded from `generator` (or torch's own): one for each purpose, so that what one of them
-    is asked for does not change what another gives. Two models are so shown the same times and noise."""
+    """Generators on the CPU, seeded from `generator` (or torch's own), one per purpose. Drawing from one of them does
+    not change the numbers of another, so two models have the same times and noise."""
     device = generator.device if generator is not None else torch.device("cpu")
     seeds = torch.randint(2**62, (count,), generator=generator, device=device)
     return [torch.Generator().manual_seed(int(seed)) for seed in seeds]
@@ -271,11 +271,11 @@ def child_generators(count: int, generator: torch.Generator | None) -> list[torc
 
 @dataclass(frozen=True)
 class SequenceValues:
-    """One value for each sequence [N], without `terminal`, and the Monte Carlo variance of their mean.
+    """One value per sequence [N], without `terminal`, and the Monte Carlo variance of their mean.
 
-    shared: the part of that variance which all values have in common, so that their scatter does not show it.
-    curve: what the scatter of the values shows of a common curve in time, which the mean has not.
-    heavy_tailed: whether the draws are such that their variance diverges.
+    shared: the part of this variance that all values have in common, which their scatter does not include.
+    curve: the part of the scatter that comes from a common curve in time and does not affect the mean.
+    heavy_tailed: whether the variance of the draws diverges.
     """
 
     per_sequence: Tensor
@@ -287,7 +287,7 @@ class SequenceValues:
 
 
 class StratifiedDraws:
-    """Rounds of two halves each; what one half subtracts is learnt from the other."""
+    """Rounds of two halves each; the control variates of one half are fitted on the other."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
@@ -298,7 +298,7 @@ class StratifiedDraws:
         self.sightings = torch.zeros(2, 3, dtype=torch.int64)  # draws of each half in which each case occurs
 
     def add(self, draws: int, generator: torch.Generator | None) -> None:
-        """One more round: `draws` of each sequence, made even."""
+        """Add a round of `draws` per sequence, rounded up to an even number."""
         count, length = self.evaluation.data.shape
         each = (draws + 1) // 2
         size = self.evaluation.whole_groups(_BLOCK // (each * length))
@@ -326,18 +326,18 @@ class StratifiedDraws:
         return [(halves[h].values, variates(halves[h], learnt[1 - h]), ends[h], halves[h].v) for h in range(2)]
 
     def why_infinite(self, target: int) -> str | None:
-        """Which sequence of the last round has an infinite cost, and where; None if none has."""
+        """The sequence of the last round with an infinite cost and its cause, in words; None if all are finite."""
         values, ends = ([half[-1][target] for half in both] for both in (self.values, self.reconstructions))
         return _why_infinite(values, ends, self.evaluation.group)
 
     def settle(self, target: int) -> SequenceValues:
-        """The values of all draws so far. No draw is negative; where control variates make their mean negative, it is
-        given without them."""
+        """The values of all draws so far. Costs are never negative, so control variates are left out if they make the
+        mean negative."""
         settled = self._settle(target, controlled=True)
         return settled if float(settled.per_sequence.mean()) >= 0 else self._settle(target, controlled=False)
 
     def _settle(self, target: int, controlled: bool) -> SequenceValues:
-        """Subtract the control variates, and see how far the halves are apart."""
+        """Subtract the control variates and estimate the variance from the difference between the halves."""
         residuals, freedom_lost = zip(*(self._residuals(half, target, controlled) for half in range(2)), strict=True)
 
         values = torch.stack([torch.stack([r.mean(1) for r in parts]) for parts in residuals])  # [2, rounds, N]
@@ -356,12 +356,12 @@ class StratifiedDraws:
         else:
             variance, freedom = _stratum_variance([a - b for a, b in zip(*residuals, strict=True)])
             variance += _half_variance(ends)
-        # Coefficients have a noise of their own, the same for all sequences: Z of them from M values add Z/M.
+        # The noise of the coefficients is common to all sequences: Z coefficients from M values add Z/M.
         shared = variance * max(freedom_lost)
         return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared, curve)
 
     def _residuals(self, half: int, target: int, controlled: bool) -> tuple[list[Tensor], float]:
-        """The values of a half less their variates, round by round, and Z/M of the coefficients."""
+        """The values of a half minus their variates, round by round, and Z/M for the coefficients."""
         if not controlled:
             return [v[target] for v in self.values[half]], 0.0
         other = 1 - half
@@ -373,7 +373,7 @@ class StratifiedDraws:
 
 
 def _why_infinite(values: Sequence[Tensor], ends: Sequence[Tensor], group: int) -> str | None:
-    """In words, from costs along the path and at its end, each [N, ...], of sequences in groups."""
+    """The cause of an infinite cost in words, from costs along the path and at its end, each [N, ...]."""
     for costs, why in ((values, "a draw of sequence {} costs"), (ends, "the path's last step to sequence {} costs")):
         for part in costs:
             if len(found := torch.isinf(part).nonzero()):
@@ -387,8 +387,8 @@ def _half_variance(means: Tensor) -> float:
 
 
 def _beyond_neighbours(values: Tensor, levels: Tensor) -> Tensor:
-    """Values [N, D], more than four, less the mean of those at the four nearest levels, scaled to have the variance of
-    their noise."""
+    """Values [N, D] (more than four) minus the mean at the four nearest levels, scaled to the variance of their
+    noise."""
     order = levels.reshape(-1).argsort()
     sorted_values = values.reshape(-1)[order]
     first = (torch.arange(len(order)) - _NEIGHBOURS // 2).clamp(0, len(order) - 1 - _NEIGHBOURS)
@@ -421,7 +421,7 @@ class IndependentDraws:
         self.reconstructions: list[Tensor] = []  # a round: [N, some]
 
     def add(self, draws: int, generator: torch.Generator | None) -> None:
-        """One more round: `draws` of each sequence."""
+        """Add a round of `draws` per sequence."""
         here, low = self.evaluation, self.target.low
         path, end = child_generators(2, generator)
         every = torch.arange(len(here.data))
@@ -431,12 +431,12 @@ class IndependentDraws:
         self.reconstructions.append(here.reconstruction(self.target, draws, every, end))
 
     def why_infinite(self, target: int) -> str | None:
-        """As that of stratified draws."""
+        """As in `StratifiedDraws`."""
         del target  # there is one
         return _why_infinite(self.values[-1:], self.reconstructions[-1:], self.evaluation.group)
 
     def settle(self, target: int) -> SequenceValues:
-        """Plain means, and the scatter of a sequence's draws about its own."""
+        """Plain means, with the variance of the draws within each sequence."""
         del target
         values, ends = torch.cat(self.values, 1), torch.cat(self.reconstructions, 1)
         per_sequence = values.mean(1) + ends.mean(1)

@@ -75,7 +75,7 @@ class LlamaCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def of_rows(self, rows: Sequence[int]) -> LlamaCache:
-        """The cache of some of the sequences, in ascending order; what is added to it is not in this one's."""
+        """A cache for some of the sequences, in ascending order; additions to it do not change this cache."""
         if len(rows) == self.keys.shape[1]:
             return replace(self)
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
@@ -132,7 +132,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_float32(x)
-        if torch.compiler.is_compiling():  # written out, to be one kernel with what is around it
+        if torch.compiler.is_compiling():  # written out, so that it is fused with its neighbours
             scaled = wide * (wide.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
             return (scaled * self.weight).to(x.dtype)
         return F.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.epsilon).to(x.dtype)
@@ -140,8 +140,8 @@ class RMSNorm(nn.Module):
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys the queries attend to: those of `mask`, [L, P] or [B, 1, L, P] bool; else those up to their own
-    position, or all."""
+    """The keys that queries attend to: those of `mask`, [L, P] or [B, 1, L, P] bool; without a mask, all or (causal)
+    those up to their own position."""
 
     mask: Tensor | None = None
     causal: bool = False
@@ -154,7 +154,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation_of(positions: Tensor, base: float, width: int, dtype: torch.dtype) -> Rotation:
-    """For positions [L] or [B, L]: entry j turns with entry j + width/2 by p · base^(-2j/width), j < width/2."""
+    """Rotation for positions p, [L] or [B, L]: entries j and j + width/2 turn by p · base^(-2j/width)."""
     steps = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
     angles = positions[..., None, None].to(dtype) * (1.0 / base**steps)
     return angles.cos(), angles.sin()
@@ -219,12 +219,12 @@ class GroupedQueryAttention(nn.Module):
         return self.output(found.transpose(1, 2).flatten(2))
 
     def _is_short(self, x: Tensor, rotation: Rotation) -> bool:
-        """Whether one program per head does all of it, rotations included."""
+        """Whether one fused kernel computes attention and rotations."""
         whole = rotation[0].dim() == 3 and 2 * rotation[0].shape[-1] == self.head_width
         return whole and is_short(x, self.heads, self.head_width)
 
     def _short(self, queries: Tensor, keys: Tensor, values: Tensor, rotation: Rotation, causal: bool) -> Tensor:
-        """[B, L, H, W], of queries that are not rotated yet."""
+        """Attention [B, L, H, W] from queries before rotation."""
         from cedd.models.kernels.attention_triton import attend_short
 
         groups = self.heads // self.key_heads
@@ -267,7 +267,7 @@ class LlamaLayer(nn.Module):
         cache: LlamaCache | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """x [B, L, D]; with `where`, distinct places [N] of the flattened batch, the MLP runs there only."""
+        """x [B, L, D]; with `where`, distinct indices [N] into the flattened batch, the MLP runs only there."""
         x = x + self.attention(self.attention_norm(x), rotation, visible, cache)
         if where is None:
             return x + self.mlp(self.mlp_norm(x))
@@ -305,7 +305,7 @@ class LlamaStack(nn.Module):
         return RMSNorm(self.config.width, self.config.epsilon, dtype)
 
     def _scale_outputs(self) -> None:
-        """2·depth branches add up: the last map of each starts smaller by sqrt(2·depth), as in GPT-2."""
+        """Divide the last map of each branch by sqrt(2·depth), as in GPT-2, because 2·depth branches add up."""
         for name, parameter in self.layers.named_parameters():
             if name.endswith(("output.weight", "down.weight")):
                 nn.init.normal_(parameter, std=_DEVIATION * (2 * self.config.depth) ** -0.5)
@@ -393,12 +393,12 @@ class Llama(Backbone):
 
     @classmethod
     def least_parameters(cls, config: Mapping[str, Any]) -> int:
-        """Those of the embedding and of the layers' matrices."""
+        """The number of parameters of the embedding and of the matrices in the layers."""
         options = from_json(LlamaConfig, dict(config), "network")
         return options.width * options.vocab_size + options.depth * _layer_weights(options)
 
     def config(self) -> dict[str, Any]:
-        """Its options; whether activations are recomputed is a choice of a run, not a property of the model."""
+        """The options of the model, without the recomputation of activations, which is a setting of a run."""
         return asdict(replace(self.options, checkpoint_blocks=False))
 
     @property
@@ -455,7 +455,7 @@ class Llama(Backbone):
         return arranged.read(hidden)
 
     def next_tokens(self, clean: Tensor) -> tuple[Tensor, Tensor]:
-        """With a shift, features at position i predict token i; at position 0 only after a start token."""
+        """With shifted outputs, features at position i predict token i; at position 0 only after a start token."""
         if not self.options.shift:
             return super().next_tokens(clean)
         first = int(self.options.start_row is None)
@@ -467,7 +467,7 @@ class Llama(Backbone):
         return self.backbone._compiled_call_impl is not None
 
     def _arranged(self, x_t: Tensor, pattern: AttentionPattern | None, cache: LlamaCache | None) -> _Arrangement:
-        """How the stack reads new tokens."""
+        """The order, positions and mask with which the layers read new tokens."""
         tokens, past = (0, 0) if cache is None else (cache.length, cache.filled)
         length = x_t.shape[1]
         if (pattern is None or pattern.positions is None) and tokens + length > self.options.length:
@@ -483,7 +483,7 @@ class Llama(Backbone):
         attention_mask: Tensor | Literal["full"] | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """Outputs [B, L, V] for rows of the embedding [B, L]: no shift is applied, and no row stands for the mask.
+        """Outputs [B, L, V] for rows of the embedding [B, L], without a shift and without a special mask row.
 
         attention_mask: keys that are attended to, [B, L] (1 or true); or a mask [L, L], [B, L, L] or [B, 1, L, L]
             that replaces the network's own: 1 or true where query i attends to key j, or a number that is added to the
@@ -504,7 +504,7 @@ class Llama(Backbone):
         return self.head(self.backbone(ids, positions, mask, causal))
 
     def _own_mask(self, queries: Tensor, keys: int) -> Tensor | None:
-        """[L, P] for query positions [L] and P keys, where attention is neither full nor causal."""
+        """The mask [L, P] for query positions [L] and P keys; None if attention is full or causal."""
         if self.options.attention != "block-causal":
             return None
         block = self.options.block
@@ -539,7 +539,7 @@ class Llama(Backbone):
         return names & {name for name, parameter in self.named_parameters() if parameter.dtype == torch.float32}
 
     def parameter_groups(self) -> ParameterGroups:
-        """Muon's are the matrices of the layers."""
+        """Muon updates the matrices of the layers."""
         matrices = {id(parameter) for parameter in self.backbone.layers.parameters() if parameter.ndim == 2}
         return self.grouped(matrices, {id(self.backbone.embedding.weight)})
 
@@ -547,8 +547,8 @@ class Llama(Backbone):
         return list(self.backbone.layers)
 
     def weights_from(self, source: Backbone) -> dict[str, Tensor]:
-        """Those of a Llama-type network of the same sizes: its low-rank updates are merged, and a mask vector that it
-        lacks is the mean of its embedding."""
+        """Load the weights of a Llama-type network of the same sizes. Its low-rank updates are merged; a missing mask
+        vector is set to the mean of its embedding."""
         assert isinstance(source, Llama)
         fresh = stored_tensors(self)
         weights = stored_tensors(source.merged() if not self.options.lora_rank else source)
@@ -593,7 +593,7 @@ _EMBEDDING, _MASK = "backbone.embedding.weight", "backbone.mask"
 
 
 def _layer_weights(config: LlamaConfig) -> int:
-    """The entries of a layer's matrices."""
+    """The number of entries of a layer's matrices."""
     attention_rows = (2 * config.heads + 2 * config.key_heads) * config.head_width
     return config.width * (attention_rows + 3 * config.mlp_width)
 
@@ -618,12 +618,12 @@ def _visible_of(given: Tensor, own: Tensor | None, causal: bool, shape: Sequence
 # What the stack reads, and where its outputs belong
 
 Rule = Callable[[Tensor, Tensor], Tensor]
-"""Whether a query attends to a key, by their numbers."""
+"""Whether a query attends to a key, given their indices."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Arrangement:
-    """How the stack reads L new tokens.
+    """How the layers read L new tokens.
 
     With a start token the M tokens that it could read are that one and the L; it leaves out those whose outputs nothing
     depends on, such as all noisy tokens where each is predicted from the clean token before it.
@@ -634,17 +634,16 @@ class _Arrangement:
     starts: bool
     """Whether a start token comes first."""
     keep: Tensor | None
-    """[M'], the tokens that are read, ascending; None: all."""
+    """[M'], indices of the tokens that are read, ascending; None means all."""
     mask: Tensor | None
-    """[M', P + M'] or [B, 1, M', P + M'] bool: the keys that a query attends to; None: all, or earlier ones."""
+    """[M', P + M'] or [B, 1, M', P + M'] bool: the keys that a query attends to; None means all, or earlier ones."""
     is_causal: bool
     source: Tensor | None
-    """[L] or [B, L]: among the outputs of the cache and of the M', the one that each token is predicted from; None: its
-    own."""
+    """[L] or [B, L]: the output (of the cache or of the M') that predicts each token; None means its own."""
     distinct: bool
-    """Whether no output is read twice."""
+    """Whether every output is used at most once."""
     rule: Rule | None = None
-    """The mask as a function of the numbers of tokens, if it is one."""
+    """The mask as a function of token indices, if there is one."""
 
     @staticmethod
     def of(
@@ -671,7 +670,7 @@ class _Arrangement:
         return made if rule is None else made._without_unread()
 
     def _without_unread(self) -> _Arrangement:
-        """The same without tokens whose outputs nothing depends on."""
+        """The same without tokens whose outputs are not used."""
         if self.source is None or self.mask is None:
             return self
         read = torch.zeros(self.mask.shape[-1], dtype=torch.bool, device=self.mask.device)
@@ -695,7 +694,7 @@ class _Arrangement:
         )
 
     def tokens(self, x_t: Tensor, start_row: int | None) -> Tensor:
-        """[B, M'] of x_t [B, L]."""
+        """The tokens that are read, [B, M'], from x_t [B, L]."""
         tokens = x_t
         if self.starts:
             assert start_row is not None
@@ -703,7 +702,7 @@ class _Arrangement:
         return tokens if self.keep is None else tokens.index_select(1, self.keep)
 
     def places(self, where: Tensor) -> Tensor | None:
-        """Flat places [N] of x_t as those of the outputs that are read there; None where one would occur twice."""
+        """Flat indices [N] of x_t converted to those of the outputs; None if one would occur twice."""
         if self.source is None:
             return where
         if not self.distinct:
@@ -714,7 +713,7 @@ class _Arrangement:
         return rows * made + read
 
     def read(self, hidden: Tensor) -> Tensor:
-        """The outputs that the tokens are predicted from, [B, L, D]."""
+        """The outputs that predict the tokens, [B, L, D]."""
         if self.source is None:
             return hidden
         if self.source.dim() == 1:
@@ -725,12 +724,12 @@ class _Arrangement:
 
 @lru_cache(maxsize=32)
 def _arrangement_of(options: LlamaConfig, length: int, pattern: AttentionPattern, device: torch.device) -> _Arrangement:
-    """That of a pattern with a rule, which is made once: to find tokens that are not read waits for the device."""
+    """The cached plan of a pattern with a rule: finding unused tokens would wait for the device in every call."""
     return _Arrangement.of(options, length, pattern, device, 0, 0)
 
 
 def _with_start(rule: Rule, starts: bool) -> Rule:
-    """The rule for tokens after a start token, to which all attend, and which attends to itself."""
+    """The rule for tokens after a start token, which attends to itself and to which all tokens attend."""
     if not starts:
         return rule
     return lambda query, key: (key == 0) | ((query > 0) & (key > 0) & rule(query - 1, key - 1))
@@ -739,7 +738,7 @@ def _with_start(rule: Rule, starts: bool) -> Rule:
 def _mask(
     options: LlamaConfig, pattern: AttentionPattern | None, past: int, queries: int, starts: bool, device: torch.device
 ) -> tuple[Tensor | None, bool]:
-    """(mask, causal) of `queries` new positions, the first of which is the start token if it `starts`, after `past`."""
+    """(mask, causal) for `queries` new positions after `past`; with `starts`, the first one is the start token."""
     offset = int(options.start_row is not None)
     if pattern is None:
         index = torch.arange(past, past + queries, device=device)
@@ -762,8 +761,8 @@ def _mask(
 
 
 def _sources(pattern: AttentionPattern | None, past: int, length: int, offset: int, positions: Tensor) -> Tensor:
-    """The index of the output that each of L new positions is predicted from: that of the position before it which it
-    attends to, else of any position before it, else its own."""
+    """The index of the output that predicts each of L new positions: that of the preceding position it attends to,
+    otherwise that of any preceding position, otherwise its own."""
     device = positions.device
     if pattern is None or pattern.positions is None:
         own = torch.arange(past, past + length, device=device)

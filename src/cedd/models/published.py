@@ -1,19 +1,19 @@
-"""Networks that others have published, as ours: SEDD, MDLM, BD3-LM, DUO, UDLM and GIDD, from their safetensors.
+"""Import published networks from safetensors: SEDD, MDLM, BD3-LM, DUO, UDLM and GIDD.
 
 Shapes: V tokens, R rows of the embedding and of the head, D width, C conditioning width.
 
-They share one transformer (DDiT), which is ours but for its layout. Their names, and what is made of them:
+They share one transformer (DDiT), which is that of cedd with another layout. Their tensors, and those of cedd:
 
     vocab_embed.embedding [R, D]                    embedding: the V tokens, and the mask where there is one
     sigma_map.mlp.0, .2                             conditioning.hidden, .output
-    blocks.i.adaLN_modulation [6D, C]               conditioning.modulation, all blocks' stacked, and the last norm's:
+    blocks.i.adaLN_modulation [6D, C]               conditioning.modulation, stacked over blocks and the last norm:
     output_layer.adaLN_modulation [2D, C]               shift, scale and gate of attention, then of the MLP
     blocks.i.norm1, norm2, output_layer.norm_final  folded into the scales: w (1 + scale) = 1 + (w scale + w - 1)
     blocks.i.attn_qkv, attn_out, mlp.0, mlp.2       attention.qkv, .output, mlp.hidden, .output (with biases)
     output_layer.linear [R, D]                      head: the V tokens
 
 A family (a row of `FAMILIES`) defines how its config.json is recognised, which rows are tokens, the time input, and
-the process and method that its outputs belong to. Nothing is unpickled, and none of their code is run.
+the process and method that its outputs belong to. Nothing is unpickled, and no foreign code is run.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ SIZES = {
     "conditioning_width": ("cond_dim", "timestep_cond_dim"),
     "length": ("length", "model_length", "max_seq_len"),
 }
-"""What configurations call the network's sizes."""
+"""The names of the network's sizes in configurations."""
 MOST_LENGTH = 65_536
-"""Beyond it a configuration is taken for damaged: the angles of its positions alone would fill the memory."""
+"""Longer contexts are rejected as damaged: the rotary angles alone would fill the memory."""
 GGUF = ".gguf"
 _ON_THE_HUB = [
     *(CONFIG_FILE, "generation_config.json", "model*.safetensors", INDEX_FILE),
@@ -66,7 +66,7 @@ PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _EMBEDDING = "vocab_embed.embedding"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _DROPPED = re.compile(r"rotary_emb\..*|sampling_eps_(min|max)|logit_bias")
-"""Buffers: the angles of the positions, which we compute, the range of times of DUO's training, and GIDD's bias."""
+"""Buffers that are not imported: rotary angles (computed here), DUO's range of training times, and GIDD's bias."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -78,18 +78,18 @@ class Family:
     """The conventions of one project's networks.
 
     Args:
-        name: what the project is called.
-        recognises: whether a config.json is one of its own.
-        tokens: V, of the R rows the first; what can be read from them but not imported is refused here.
+        name: name of the project.
+        recognises: whether a config.json belongs to this family.
+        tokens: V, the number of rows that are tokens (the first of R); raises an error for unsupported configurations.
         process: the forward process over V tokens.
         method: what the outputs mean.
         time_input: see `NetworkOptions.time_input`.
         tokenizer: the tokenizer that its released networks were trained with.
-        counted: what its configurations call the number of tokens.
-        finish: what the original network does to its outputs [B, L, R] at last, given its ids and sigma.
+        counted: name of the number of tokens in its configurations.
+        finish: the last operation of the original network on its outputs [B, L, R], given its ids and sigma.
         block: the number of tokens of a block, for block diffusion.
-        rows_in: the number that the rows may be rounded up to a multiple of.
-        wrapped: whether its blocks stood between the tokens that begin and end a document.
+        rows_in: the number of rows may be rounded up to a multiple of this.
+        wrapped: whether training sequences were put between the tokens that begin and end a document.
     """
 
     name: str
@@ -122,7 +122,7 @@ def _sedd_process(vocab_size: int, config: Description) -> TokenProcess:
 
 
 def _sedd_method(config: Description) -> str:
-    """Scaled scores are those of masks: theirs at other tokens are not defined."""
+    """Scaled scores, which are defined at masks only."""
     scaled, graph = config.flag("scale_by_sigma", default=False), config.part("graph").get("type")
     if scaled and graph != "absorb":
         raise ValueError(
@@ -132,7 +132,7 @@ def _sedd_method(config: Description) -> str:
 
 
 def _sedd_scores(outputs: Tensor, ids: Tensor, sigma: Tensor, config: Description) -> Tensor:
-    """Log scores, 0 at the token that is read; scaled ones are divided by V (e^sigma - 1)."""
+    """Log scores, 0 at the current token; scaled ones are divided by V (e^sigma - 1)."""
     if config.flag("scale_by_sigma", default=False):
         scale = torch.log(torch.expm1(sigma)) + math.log(outputs.shape[-1] - 1)
         outputs = outputs - scale[:, None, None]
@@ -149,14 +149,14 @@ def _geometric(noise: Description) -> Schedule:
 
 
 def _masked_tokens(config: Description) -> int:
-    """All rows but the mask's, which is the last."""
+    """All rows but the last, which is the mask."""
     config.refuse("causal", False, "an autoregressive network is not imported")
     config.refuse("adaln", True, "a network without adaptive norms is not imported")
     return config.whole("vocab_size", least=3, default=config.rows) - 1
 
 
 def _mdlm_tokens(config: Description) -> int:
-    """The same; the configuration of a training run, as SDTT's, says whether its outputs are a denoiser's."""
+    """The same; configurations of training runs (SDTT) state whether the outputs are those of a denoiser."""
     value = config.get("parameterization", default="subs")
     name = value.get("name") if isinstance(value, Mapping) else value
     if name not in ("subs", "sdtt", "multi-round-sdtt"):
@@ -165,7 +165,7 @@ def _mdlm_tokens(config: Description) -> int:
 
 
 def _block_size(config: Description) -> int | None:
-    """That of BD3-LM; None where one block is the whole length, which is MDLM."""
+    """The block length of BD3-LM; None if a block is the whole sequence, as in MDLM."""
     length = config.whole(*SIZES["length"])
     block = config.whole("block_size", most=length, default=length) if config.kind == "bd3lm" else length
     if block == length:
@@ -186,7 +186,7 @@ def _hybrid_tokens(config: Description) -> int:
 
 
 def _unmasked_tokens(config: Description) -> int:
-    """All rows."""
+    """The number of all rows."""
     config.refuse("causal", False, "an autoregressive network is not imported")
     config.refuse("cfg", False, "a network that is conditioned on labels is not imported")
     return config.whole("vocab_size", least=2, default=config.rows)
@@ -272,7 +272,7 @@ def family_of(config: Description) -> Family:
 
 
 class Checkpoint:
-    """The tensors of a safetensors file by their names without the prefix, read one at a time, in float32."""
+    """The tensors of a safetensors file by name without the prefix, read one at a time, in float32."""
 
     def __init__(self, file: Any, source: Path) -> None:
         self.file, self.source = file, source
@@ -300,12 +300,12 @@ class Checkpoint:
             kinds = ", ".join(map(_dtype_name, _FLOATS))
             raise ValueError(f"{self.source}: {name} is of {_dtype_name(stored.dtype)}; weights are of {kinds}")
         taken = stored[:first].float()
-        if not all(end.isfinite() for end in torch.aminmax(taken)):  # which pass on nan
+        if not all(end.isfinite() for end in torch.aminmax(taken)):  # aminmax propagates nan
             raise ValueError(f"{self.source}: {name} holds numbers that are not finite")
         return taken
 
     def check_size(self, network: TransformerConfig, config: Description) -> None:
-        """Refuse sizes that the tensors have not, before a network of them is built."""
+        """Raise an error if sizes in the configuration differ from those of the tensors."""
         for name, size in (
             (_EMBEDDING, "width"),
             ("sigma_map.mlp.2.weight", "conditioning_width"),
@@ -325,7 +325,7 @@ class Checkpoint:
             raise ValueError(f"{self.source}: {name} is {self.shape(name)}, but {network.heads} heads need {[turns]}")
 
     def _check_buffers(self) -> None:
-        """Refuse turns by other angles than ours, and a bias that our network has not."""
+        """Raise an error for other rotary angles, and for a bias that cedd's network does not have."""
         if "rotary_emb.inv_freq" in self.names:
             found = self.file.get_tensor(self.names["rotary_emb.inv_freq"]).double()
             ours = 10_000.0 ** -(torch.arange(len(found), dtype=torch.float64) / len(found))
@@ -347,7 +347,7 @@ def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
 
 
 def _parts(config: TransformerConfig, rows: int) -> Iterator[tuple[str, Callable[[Checkpoint], Tensor]]]:
-    """The name of each of our tensors, and how it is made of theirs."""
+    """The name of each tensor of cedd, with its source in the checkpoint."""
     D, C, V, inner = config.width, config.conditioning_width, config.vocab_size, config.mlp_ratio * config.width
 
     def plain(name: str, *shape: int) -> Callable[[Checkpoint], Tensor]:
@@ -400,23 +400,23 @@ def import_folder(
     mask_id: int | None = None,
     **options: Any,
 ) -> ModelFolder:
-    """A published network as a model folder's content, in evaluation mode.
+    """Read a published network as the content of a model folder, in evaluation mode.
 
     Args:
         path_or_name: a folder with config.json and safetensors (one file or shards), a GGUF file, or owner/name on the
             hub.
-        tokenizer: gpt2, bert, a folder that has one, or none, for which texts are numbers of tokens. By default the one
-            that the released networks were trained with, or none where the network has another number of tokens.
+        tokenizer: gpt2, bert, a folder with a tokenizer, or none (texts are token ids). The default is the tokenizer of
+            the released networks, or none if the network has another number of tokens.
         device: where the parameters of Llama-type networks are created.
-        dtype: of the parameters of Llama-type networks; by default the file's.
-        mask_id: the id of the mask, where neither config.json nor the tokenizer has it.
-        options: of the download: revision, token, cache_dir, ... of `snapshot_download`.
+        dtype: dtype of the parameters of Llama-type networks; by default that of the file.
+        mask_id: the id of the mask, if neither config.json nor the tokenizer contains it.
+        options: arguments of the download (`snapshot_download`): revision, token, cache_dir, ...
     """
     local = expanded(path_or_name)
     if local.suffix == GGUF and local.is_file():
         return _described(*import_gguf(local, tokenizer, device=torch.device(device), dtype=dtype), local.name)
     folder = _folder(path_or_name, options)
-    # of a folder the name is enough: where it was is nobody's business
+    # only the name of a folder: its path is private
     source = folder.resolve().name if local == folder else str(path_or_name)
     config_file = folder / CONFIG_FILE
     if not config_file.is_file():
@@ -432,7 +432,7 @@ def import_folder(
 
 
 def _described(family: LlamaFamily, made: ModelFolder, source: str) -> ModelFolder:
-    """The same with what config.json says of its origin."""
+    """The same, with the origin that config.json stores."""
     return replace(made, config={"imported": {"family": family.name, "source": source}})
 
 
@@ -495,7 +495,7 @@ def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None,
 
 
 def _rest_of(checkpoint: Checkpoint, name: str, first: int) -> Tensor:
-    """The rows of a tensor that are no tokens: the mask's, and padding."""
+    """The rows of a tensor that are not tokens: the mask and padding."""
     return checkpoint.file.get_slice(checkpoint.names[name])[first:].float()
 
 
@@ -521,7 +521,7 @@ class _Original:
     finish: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __call__(self, ids: Tensor, *, sigma: Tensor | None = None, t: Tensor | None = None) -> Tensor:
-        """sigma [B], or t [B] in its place; neither for a network that is not conditioned on it."""
+        """sigma [B] or t [B]; neither for a network without time input."""
         if sigma is None and t is not None:
             sigma = self.process.sigma(t)
         if sigma is None:
@@ -534,7 +534,7 @@ class _Original:
 
 @dataclass(frozen=True)
 class _OriginalInBlocks:
-    """The same for a network of blocks, BD3-LM's: it reads [x_t + x_0], and returns the noisy half."""
+    """The same for block diffusion (BD3-LM): reads [x_t + x_0] and returns outputs for the noisy half."""
 
     columns: _Columns
     block: int
@@ -547,8 +547,8 @@ class _OriginalInBlocks:
         sample_mode: bool | None = None,
         sigma: Tensor | None = None,
     ) -> Tensor:
-        """[B, L, R] for x_t [B, L] and x0 [B, L], or for both one after the other [B, 2L]. In `sample_mode` ids are one
-        text, at which each block attends to itself and those before it; by default if it is no longer than a text.
+        """[B, L, R] for x_t [B, L] and x0 [B, L], or for their concatenation [B, 2L]. In `sample_mode`, ids are one
+        text in which each block attends to itself and to earlier blocks; this is the default up to the model's length.
 
         sigma is not used: the network is not conditioned on it.
         """
@@ -566,7 +566,7 @@ class _OriginalInBlocks:
 
 
 def _sizes(config: Description) -> dict[str, Any]:
-    """The network's sizes by our names."""
+    """The sizes of the network, by cedd's names."""
     limits = {"length": MOST_LENGTH}
     found = {ours: config.whole(*theirs, most=limits.get(ours)) for ours, theirs in SIZES.items()}
     if found["width"] % (2 * found["heads"]):
@@ -577,7 +577,7 @@ def _sizes(config: Description) -> dict[str, Any]:
 
 @torch.no_grad()
 def _fill(model: Transformer, checkpoint: Checkpoint, network: TransformerConfig, rows: int) -> None:
-    """Every parameter of the model from the checkpoint, all of whose tensors must be used."""
+    """Load every parameter of the model; every tensor of the checkpoint must be used."""
     state = model.state_dict()
     for name, make in _parts(network, rows):
         state.pop(name).copy_(make(checkpoint))
@@ -603,7 +603,7 @@ def _folder(path_or_name: str | Path, options: dict[str, Any]) -> Path:
 
 
 def _weights(folder: Path) -> Path:
-    """The safetensors of a folder; what else there is instead is named."""
+    """The safetensors of a folder; the error names other files if there are none."""
     file = folder / WEIGHTS_FILE
     if file.is_file():
         return file
@@ -612,7 +612,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose only weights are pickles."""
+    """Raise an error for a folder whose only weights are pickles."""
     if any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
         return
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLES)

@@ -1,4 +1,4 @@
-"""The server over HTTP: answers, streams, limits, and what it refuses, each in a sentence."""
+"""The server over HTTP: answers, streams, limits and error messages."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from tests.tasks.test_block_models import save_blocks
 
 
 def sentence(reply: Any, status: int) -> str:
-    """What a refusal says, which must be one of this status."""
+    """The message of an error reply, whose status must be this one."""
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"error"}
     return reply.json()["error"]["message"]
@@ -182,7 +182,7 @@ def test_the_steps_of_a_stream_lead_to_its_text(client: Any):
 
 
 def streamed(reply: Any, n: int) -> tuple[list[str], list[str]]:
-    """The text of each choice that a client puts together of a stream's chunks, and what it has before the last."""
+    """The text of each choice, assembled from the chunks of a stream, and the text before the last chunk."""
     *steps, last = events(reply)
     before = [""] * n
     for chunk in steps:
@@ -192,8 +192,8 @@ def streamed(reply: Any, n: int) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("sampler", ["analytic", "first-hitting", "probability", "remask-capped", "gibbs"])
-def test_text_is_streamed_as_it_is_settled(client: Any, sampler: str):
-    """Where tokens may change later, all of it comes at the end."""
+def test_text_is_streamed_once_it_is_final(client: Any, sampler: str):
+    """With samplers that may change tokens later, all text comes at the end."""
     asked = {"model": "masks", "prompt": "the ", "max_tokens": 24, "n": 3, "seed": 5, "steps": 12, "sampler": sampler}
     whole = [choice["text"] for choice in client.post("/v1/completions", json=asked).json()["choices"]]
     found, before = streamed(client.post("/v1/completions", json={**asked, "stream": True}), 3)
@@ -229,8 +229,8 @@ def test_an_end_that_may_become_a_stop_is_not_streamed():
 
 
 @pytest.mark.parametrize("name", ["small", "masks"])
-def test_a_step_says_how_probable_each_token_was_when_it_was_decided(client: Any, registry: ModelRegistry, name: str):
-    """The network is run here on the text before each step, and at its time."""
+def test_a_step_has_the_probability_of_each_token_when_it_was_drawn(client: Any, registry: ModelRegistry, name: str):
+    """Compared with the network's output for the text before each step, at the time of the step."""
     model = registry[name]
     asked = {"model": name, "prompt": "the ", "max_tokens": 12, "n": 2, "seed": 5, "steps": 6, "stream": True}
     plain = events(client.post("/v1/completions", json=asked))
@@ -280,7 +280,7 @@ PAGES = {
     "characters that nobody knows": "caf\u00e9 \U0001f600 ____ " * 5 + "\r\n\ud800 end",
 }
 QUICK_PAGES = ("a page", "as many tokens as fit", "characters that nobody knows")
-"""The others are slow; tests/tasks/test_windows.py fills such texts without a server."""
+"""The other pages are slow tests; tests/tasks/test_windows.py fills such texts without a server."""
 
 
 @pytest.mark.parametrize(
@@ -293,10 +293,8 @@ QUICK_PAGES = ("a page", "as many tokens as fit", "characters that nobody knows"
         pytest.param("masks", PAGES["a blank wider than a window"], id="by masks"),
     ],
 )
-def test_a_text_of_any_length_is_filled_as_the_model_does_it(
-    client: Any, registry: ModelRegistry, name: str, text: str
-):
-    """By windows where it does not fit: the same texts of the same seed, steps that lead to them, and alternatives."""
+def test_infilling_of_any_length_agrees_with_the_model(client: Any, registry: ModelRegistry, name: str, text: str):
+    """Also in windows, if the text does not fit: texts for a seed, the steps that lead to them, and alternatives."""
 
     def ask(**more: Any) -> Any:  # lone surrogates, too
         asked = {"model": name, "text": text, "n": 2, "seed": 3, "steps": 5, "alternatives": 3, **more}
@@ -334,7 +332,7 @@ def test_a_long_text_is_filled_as_the_command_does_it(
     assert client.post("/infill", json=asked).json()["texts"] == json.loads(capsys.readouterr().out)["texts"]
 
 
-def test_alternatives_in_a_long_text_are_those_of_the_text_around(client: Any, registry: ModelRegistry):
+def test_alternatives_in_a_long_text_use_the_surrounding_text(client: Any, registry: ModelRegistry):
     """The text is read in a window of the context length, with the blank in its middle."""
     model, part = registry["masks"], "the cat sat on the mat and ran. "
     text = part * 2 + "_____" + part * 2
@@ -357,8 +355,8 @@ def test_given_characters_come_back_as_they_were_given(client: Any):
     assert first["step"]["texts"][0][:5] == list("café ")
 
 
-def test_given_characters_are_whole_where_tokens_are_bytes(tmp_path: Path):
-    """None is shown as the bytes that spell it."""
+def test_given_characters_stay_whole_if_tokens_are_bytes(tmp_path: Path):
+    """No character is shown as its separate bytes."""
     model = load(save_random(tmp_path / "bytes", tokenizer=ByteTokenizer()), "cpu")
     with (
         served(ModelRegistry({"bytes": model})) as (address, _),
@@ -375,7 +373,7 @@ def test_given_characters_are_whole_where_tokens_are_bytes(tmp_path: Path):
 
 
 def test_a_character_of_several_tokens_is_a_mask_until_it_is_whole():
-    """Not the sign for broken text, which it never was; then it stands at the last of its tokens."""
+    """It is never shown as a replacement character; when it is complete, it is shown at the last of its tokens."""
     template = Template.of(["a", 6], ByteTokenizer())
     face, mask = list("\U0001f600".encode()), 256
     job: Any = Listening()
@@ -399,7 +397,7 @@ def test_a_character_of_several_tokens_is_a_mask_until_it_is_whole():
 
 
 class Listening:
-    """Stands in for a job."""
+    """A fake job."""
 
     streams, abandoned = True, False
 
@@ -411,7 +409,7 @@ class Listening:
 
 
 def test_a_word_after_a_given_space_is_shown_with_it():
-    """Whether or not the model wrote a space of its own: the pieces are the text."""
+    """The pieces join to the text, whether or not the model wrote another space."""
     tokenizer = ByteTokenizer()
     tokenizer.words_begin_with_spaces = True
     template = Template.of(["a ", 2, " b"], tokenizer)
@@ -424,7 +422,7 @@ def test_a_word_after_a_given_space_is_shown_with_it():
 
 
 class SpaceAndHalf(ByteTokenizer):
-    """Bytes, of which one that no character has is a space and the first byte of an emoji."""
+    """Bytes, and one more token for a space together with the first byte of an emoji."""
 
     words_begin_with_spaces = True
 
@@ -434,9 +432,9 @@ class SpaceAndHalf(ByteTokenizer):
 
 
 @pytest.mark.parametrize("parts", [["a ", 5, " ", 5, " b"], [6, "\u00e9", 4], ["a", 10]])
-def test_pieces_are_the_text_whatever_is_written(parts: list[str | int]):
-    """Also where a character would span two blanks, or begins with the space that was given; and on the way there is
-    no sign of broken text that the text itself has not."""
+def test_pieces_always_join_to_the_text(parts: list[str | int]):
+    """Also if a character would span two blanks or begins with the given space. Replacement characters appear only if
+    the text has them."""
     template, rng = Template.of(parts, SpaceAndHalf()), np.random.default_rng(0)
     blanks = (~template.given).nonzero().squeeze(1).numpy()
     ids = (
@@ -463,7 +461,7 @@ def test_pieces_are_the_text_whatever_is_written(parts: list[str | int]):
 
 @pytest.mark.parametrize("parts", [["a ", 9, " ", 7, " b"], ["a", 30]])
 def test_edits_lead_from_what_was_shown_to_what_is_shown(parts: list[str | int]):
-    """Found near the changes, as by comparing the whole texts: nothing is left out, and nothing said in vain."""
+    """Edits found near the changes equal those of a comparison of the whole texts: none is missing or needless."""
     template, rng = Template.of(parts, SpaceAndHalf()), np.random.default_rng(1)
     shown, ids = TemplatePieces(template), template.ids.numpy()
     blanks, stock = (~template.given).nonzero().squeeze(1).numpy(), [256, 97, 255, *"\U0001f600".encode()]
@@ -480,7 +478,7 @@ def test_edits_lead_from_what_was_shown_to_what_is_shown(parts: list[str | int])
 
 
 def test_alternatives_of_masks_are_the_network_s_own_probabilities(registry: ModelRegistry):
-    """On absorb: mask one place, and read its row."""
+    """On absorb: the network's row for the position when it is masked."""
     model = registry["masks"]
     ids = torch.arange(12) % model.process.vocab_size
     (found,) = alternatives(model, ids, torch.tensor([4]), model.process.vocab_size)
@@ -496,7 +494,7 @@ def test_alternatives_of_masks_are_the_network_s_own_probabilities(registry: Mod
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, LanguageModel]]:
-    """A client of a server of a model of word pieces, and this model."""
+    """A client of a server with a word-piece model, and the model."""
     tokenizer = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
     made = load(save_random(tmp_path_factory.mktemp("words") / "words", "absorb", "cedd", tokenizer=tokenizer), "cpu")
     with (
@@ -539,7 +537,7 @@ LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 def test_a_word_after_a_given_space_is_one_that_begins_with_it(words: tuple[Any, LanguageModel]):
-    """As the model fills it; and so do the others that it might have been, which share all probability."""
+    """In the text and in the alternatives, whose probabilities sum to one."""
     client, model = words
     text = "____{2} O ____{2} sat"
     spaced = sorted(model.tokenizer.decode([token]) for token in model.tokenizer.spaced.nonzero()[0].tolist())
@@ -676,7 +674,7 @@ def test_other_addresses_and_methods_are_refused(client: Any):
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_fuzzed_bodies_never_break_the_server(client: Any, count: int):
-    """Bodies from bytes by chance to nearly right requests: an answer or a refusal, never a 500."""
+    """Random bytes and nearly valid requests: an answer or a 4xx error, never a 500."""
     chance = random.Random(count)
     values: list[Any] = [None, True, -1, 0, 1, 7, 1e308, 2**70, "", "a ____ b", "\ud800", "\x00<script>", [], [[]], {}]
     values += [["a"] * 9, "\u202eabc", "é" * 50, {"a": {"b": []}}, 0.5, "analytic", "small", "words", 10**400]
@@ -769,8 +767,8 @@ def test_the_first_model_is_the_default_and_of_correctors_the_first_with_words(r
         assert offered.supporting("correct") == ["english", "small"]
 
 
-def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do(monkeypatch: pytest.MonkeyPatch):
-    """Not a copy of its own."""
+def test_models_that_share_a_word_corrector_share_its_network(monkeypatch: pytest.MonkeyPatch):
+    """The network is loaded once, not once per model."""
     asked, read = list[NumpyNetwork](), NumpyNetwork.read
     monkeypatch.setattr(NumpyNetwork, "read", lambda network, given: asked.append(network) or read(network, given))
     models = {name: load(pretrained_root() / name, "cpu") for name in ("english-char", "english")}
@@ -850,8 +848,8 @@ def test_requests_that_come_together_are_read_together_and_each_gets_its_own_tex
 LONG_TEXT = "the cat ____ on the mat. " * 40
 
 
-def test_long_texts_that_come_together_share_calls_and_each_is_as_alone(registry: ModelRegistry):
-    """Also with one that fits and is as long as a window."""
+def test_concurrent_long_texts_share_network_calls_without_changing_results(registry: ModelRegistry):
+    """Also with a text that fits and is as long as a window."""
 
     def ask(i: int) -> None:
         body = {"model": "masks", "text": texts[i], "steps": 4, "seed": i}
@@ -884,8 +882,8 @@ def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(registry: Mo
         assert steps
 
 
-def test_others_are_answered_while_a_long_text_is_filled(registry: ModelRegistry):
-    """And read with it: a text that fits a window whole joins the calls of the windows."""
+def test_other_requests_are_answered_while_a_long_text_is_filled(registry: ModelRegistry):
+    """A text that fits into a window joins the network calls of the windows."""
     asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1, "stream": True}
     with (
         served(registry) as (address, scheduler),
@@ -911,8 +909,8 @@ def test_how_much_is_filled_can_be_set(registry: ModelRegistry):
         assert httpx.get(f"{address}v1/models", **IN_THE_CLEAR).json()["limits"]["blank_tokens"] == 6
 
 
-def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_and_steps(registry: ModelRegistry):
-    """Of one length and way of sampling, whatever their prompts and numbers of texts: one run, as many calls as one."""
+def test_concurrent_completions_form_one_batch_and_keep_their_own_texts_and_steps(registry: ModelRegistry):
+    """With equal length and sampling options, for any prompts and numbers of texts: one run, with the calls of one."""
 
     async def ask() -> list[list[Any]]:
         scheduler, asked_jobs = Scheduler(Limits()), list[JobGroup]()
