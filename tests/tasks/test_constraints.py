@@ -244,6 +244,21 @@ def test_ranking(models):
     assert values == sorted(values, reverse=True)
 
 
+@pytest.mark.parametrize("method", ["ar", "cedd"])
+def test_the_likelihoods_of_all_answers_of_a_length_add_up_to_one(tmp_path, method):
+    options = {} if method == "ar" else {"time_input": "none"}
+    folder = save_random(tmp_path / "m", "absorb", method, tokenizer=CharTokenizer("abc"), length=8, **options)
+    answers = [first + second for first in "abc" for second in "abc"]
+    model = load(folder, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.model.parameters():  # outputs that depend on the text
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    found = model.log_likelihood("ab", answers)
+    assert all(one.exact for one in found)
+    assert len({round(one, 6) for one in found}) == 9
+    assert math.fsum(map(math.exp, found)) == pytest.approx(1.0, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
