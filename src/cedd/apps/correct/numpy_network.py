@@ -1,4 +1,4 @@
-"""The forward pass of a transformer in NumPy, for commands that start faster without importing torch.
+"""The forward pass of a transformer in NumPy, so that commands need not import torch.
 
 Shapes: S sequences, L tokens of each, P tokens around them, N tokens of all, D width, H heads, W head width, V
 vocabulary.
@@ -138,10 +138,10 @@ class NumpyNetwork:
         width = config.width // config.heads
         angles = np.arange(config.length)[:, None] * BASE ** -(np.arange(0, width, 2) / width)
         self.rotations = np.exp(1j * angles).astype(np.complex64)
-        """Of each place and pair of numbers."""
+        """[positions, W / 2], the rotation of each pair of numbers at each position."""
         score = 1 / math.sqrt(width) if config.largest_score is None else config.largest_score / width
         self.score = score
-        """What a product of a query and a key is multiplied by."""
+        """The factor of the product of a query and a key."""
 
     def _modulations(self, time_input: float) -> Floats:
         """shift, scale and gate of each branch, and shift and scale of the last norm, [6 depth + 2, D]."""
@@ -162,7 +162,7 @@ class NumpyNetwork:
         return Linear(weight.T, np.zeros(len(weight), np.float32) if bias is None else bias)
 
     def _scale(self, norm: str, scale: Floats) -> Floats:
-        """What a norm's output is multiplied by: its own weight, where nothing modulates it."""
+        """The factor of a norm's output: its weight if it has one, otherwise the modulation."""
         return self._tensors.pop(f"{norm}.weight", 1 + scale)
 
     def _block(self, number: int, modulations: Floats) -> NumpyBlock:
@@ -221,7 +221,7 @@ class NumpyNetwork:
     def _attend(
         self, queries: Floats, keys: Floats, values: Floats, passage: Passage, block: int, last: bool
     ) -> Floats:
-        """Attention of queries [S, H, L or 1, W] to the passage and to what is around it, [N, D]."""
+        """Attention of queries [S, H, L or 1, W] to the passage and the cached text around it, [N, D]."""
         queries = self._rotated(queries, passage.wanted_places if last else passage.places)
         keys = self._rotated(keys, passage.places)
         if (around := passage.around) is not None:
@@ -235,17 +235,17 @@ class NumpyNetwork:
         return (scores @ values).swapaxes(1, 2).reshape(-1, self.config.width)
 
     def _rotated(self, x: Floats, places: Ids) -> Floats:
-        """[S, H, L, W] by their places [S, L]."""
+        """Vectors [S, H, L, W] rotated by their positions [S, L]."""
         return (x.view(np.complex64) * self.rotations[places][:, None]).view(np.float32)
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
-    """Where each part of a whole begins."""
+    """The index of the first row of each part."""
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def split(rows: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """The rows of each passage."""
+    """An array cut into consecutive parts of these sizes."""
     return [rows[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True)]
 
 
