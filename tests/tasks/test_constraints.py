@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -246,7 +247,7 @@ def test_ranking(models):
 
 @pytest.mark.parametrize("method", ["ar", "cedd"])
 def test_the_likelihoods_of_all_answers_of_a_length_add_up_to_one(tmp_path, method):
-    options = {} if method == "ar" else {"time_input": "none"}
+    options: dict[str, Any] = {} if method == "ar" else {"time_input": "none"}
     folder = save_random(tmp_path / "m", "absorb", method, tokenizer=CharTokenizer("abc"), length=8, **options)
     answers = [first + second for first in "abc" for second in "abc"]
     model = load(folder, "cpu")
