@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import cedd
 from cedd.data.text import encode_text
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
-from cedd.spelling.letters import non_words, token_groups
 from cedd.spelling.options import LETTER_OPTIONS, WORD_OPTIONS, CorrectionSettings, correction_options
 from cedd.spelling.scores import TokenScores, best_replacement, local_maxima, mean_surprise, windows
+from cedd.spelling.token_groups import non_words, token_groups
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
 from tests.tasks.models import ALPHABET, mending
 

@@ -150,6 +150,6 @@ def test_a_swap_is_not_taken_back_by_halves(monkeypatch):
     loaded = alphabetical(monkeypatch)
     given = "abcdefghikjlmnopqrstuvwxyz"
     half = np.where(np.arange(26) < 10, 0.0, 9.0)  # surprising from the pair's second letter on
-    monkeypatch.setattr(sys.modules["cedd.spelling.decide"], "mean_surprise", lambda scores, left: half)
+    monkeypatch.setattr(sys.modules["cedd.spelling.letter_engine"], "mean_surprise", lambda scores, left: half)
     now = correct(loaded, given, rate=0.0005, t=0.05, swaps=0.01, max_surprise=1.0)
     assert now == "abcdefghijklmnopqrstuvwxyz"

@@ -20,10 +20,10 @@ import numpy as np
 from cedd.data.text import EncodedText, Flags, Ids, encode_text
 from cedd.models.loaded_model import LoadedModel
 from cedd.spelling.corruption import Corruption, corrupt_letters
-from cedd.spelling.decide import revise
-from cedd.spelling.letters import protected_tokens, token_groups
+from cedd.spelling.letter_engine import revise
 from cedd.spelling.options import CorrectionOptions, correction_options
 from cedd.spelling.scores import mean_surprise, rate_of_time, score_tokens, time_of_rate
+from cedd.spelling.token_groups import protected_tokens, token_groups
 from cedd.spelling.user_protocol import outcomes
 
 RATES = (0.02, 0.05, 0.1, 0.2)

@@ -15,10 +15,10 @@ import numpy as np
 from cedd.data.text import check_text, encode_text, without_surrogates
 from cedd.models.loaded_model import LoadedModel
 from cedd.spelling.changes import Change, Corrected
-from cedd.spelling.decide import revise
-from cedd.spelling.letters import protected_tokens, token_groups
+from cedd.spelling.letter_engine import revise
 from cedd.spelling.options import CorrectionOptions
 from cedd.spelling.scores import TokenScores, Watch, score_tokens
+from cedd.spelling.token_groups import protected_tokens, token_groups
 from cedd.spelling.transpositions import READINGS
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from cedd.data.text import Flags, Ids
 from cedd.data.tokenizers import Tokenizer
-from cedd.spelling.letters import token_groups
 from cedd.spelling.scores import Floats, Scorer, TokenScores, log_odds, sums_within
+from cedd.spelling.token_groups import token_groups
 
 Places = NDArray[np.intp]
 LEAST_GAIN = -3.0

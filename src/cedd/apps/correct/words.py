@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from cedd.spelling.letters import non_words
+from cedd.spelling.token_groups import non_words
 
 APOSTROPHES = ("'", "’", "‘")
 LONGEST = 24
