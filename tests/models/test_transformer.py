@@ -84,6 +84,7 @@ def test_without_a_time_input_the_modulation_is_computed_once(stretches):
     free, conditioned, x_t = tiny(time_input="none"), tiny(), tokens()
     sigma, rows = torch.rand(len(x_t), stretches), []
     conditioning = free.backbone.conditioning
+    assert conditioning is not None
     conditioning.modulation.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
     outputs, expected = free(x_t, sigma), conditioned(x_t, torch.zeros_like(sigma))
     assert rows == [1]

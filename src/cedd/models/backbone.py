@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         """Outputs [B, L, V]."""
         return self.head(self.features(x_t, sigma, **conditions))
 
-    def original_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
+    def original_logits(self, ids: Tensor, *args: Any, **inputs: Any) -> Tensor:
         """[B, L, rows]: what the original network of an imported one returns for its own ids [B, L]."""
         raise ValueError(f"{self.architecture} is not an imported network, or was saved since: there is no original")
 
