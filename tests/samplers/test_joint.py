@@ -108,5 +108,5 @@ def test_every_text_is_allowed(sampler: str, watched: bool) -> None:
 def test_refused_where_tokens_are_not_drawn_at_masks_alone(
     sampler: str, process: cedd.TokenProcess, method: str
 ) -> None:
-    with pytest.raises(ValueError, match="SumIsZero needs"):
+    with pytest.raises(ValueError, match="a model that only masks"):
         sample(network, process, (2, L), method=method, sampler=sampler, constraint=sum_is_zero())
