@@ -119,6 +119,7 @@ def test_the_writer_fills_in_what_is_meant(writer):
         assert writer.infill(text, temperature=0.0, seed=0) == meant
 
 
+@pytest.mark.slow
 def test_the_writer_is_loaded_in_a_second():
     began = time.process_time()
     cedd.load(DEFAULT_MODEL, device="cpu")

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import cedd
 from tests.benchmarks.scripts import definitions
 
 
+@pytest.mark.slow
 def test_an_import_takes_less_than_three_times_its_file(tmp_path: Path) -> None:
     script = definitions("import_speed")
     for family, width in (("sedd", 24), ("gidd", 192)):

@@ -211,7 +211,7 @@ def test_what_is_imported_is_kept_from_the_collector_in_a_process_of_its_own_onl
     assert enabled == "True"
 
 
-@pytest.mark.parametrize("delay", [0.2, 0.8, 1.4])
+@pytest.mark.parametrize("delay", [0.8, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.2, 1.4))])
 def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: Path):
     """At several moments: while Python itself starts, it is Python that ends the process, by the signal."""
     command, pipe = [sys.executable, "-m", "cedd", "correct"], subprocess.PIPE

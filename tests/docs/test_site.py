@@ -88,6 +88,7 @@ def test_what_comes_from_elsewhere_is_noticed():
     assert set(fetched(text)) == {"https://a/b.js", "//c/d.css", "//e/f"}
 
 
+@pytest.mark.slow
 def test_a_link_without_a_target_fails_the_build(tmp_path: Path):
     """By the rules of the real configuration, on a page of its own."""
     rules = yaml.safe_dump(

@@ -47,6 +47,7 @@ def test_the_rule_is_the_pattern(views: int) -> None:
     assert not expected.all()
 
 
+@pytest.mark.slow
 def test_the_compiler_reads_it_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a gradient, which FlexAttention has on a GPU only."""
     torch.compiler.reset()

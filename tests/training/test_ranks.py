@@ -187,6 +187,7 @@ def test_a_bad_number_on_one_rank_is_one_on_all(config: Make, tmp_path: Path, re
         assert (tmp_path / f"rank{rank}").read_text().startswith(ending)
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_early_by_the_first_ones_bound(config: Make, tmp_path: Path):
     changes = {**SETTINGS, "strategy": "fsdp", "steps": 12, "evaluation.every": 2, "evaluation.patience": 2}
     assert together(train_with_bounds, config("run", changes), tmp_path) == [0, 0]
