@@ -31,6 +31,7 @@ from rich.console import Console
 
 from cedd.cli import main as cedd
 from cedd.data.corpora import Piece
+from cedd.data.evaluation_sets import evaluation_data
 from cedd.data.folders import data_folder
 from cedd.data.packing import PackedDataset, pack, select_documents
 from cedd.data.tokenizers import HEADER_FILE, BPETokenizer, Tokenizer, load_tokenizer
@@ -161,8 +162,8 @@ class Text:
 def recipe(arguments: Arguments) -> TrainConfig:
     """`small-fast` with a smaller network and more tokens per step.
 
-    The network is not told the time: then what it says of a blank depends on the text alone, as infilling needs it.
-    Times are nearly all, not those around 1/2: samples begin with nothing but masks.
+    The network has no time input, so its prediction for a blank depends on the text alone, as infilling needs it.
+    Times are nearly all of [0, 1] instead of those around 1/2, because samples begin with masks only.
     """
     usual = PRESETS["small-fast"][1]
     shape: dict[str, Any] = {"width": arguments.width, "depth": arguments.depth, "heads": arguments.heads}
@@ -219,9 +220,12 @@ def bounds(arguments: Arguments) -> dict[str, Any]:
         models["exported"] = load_folder(arguments.export, device)
     found: dict[str, Any] = {}
     for part, packed in text.held_out().items():
-        blocks = torch.from_numpy(packed.evenly_spaced(arguments.blocks))
+        chosen = packed.evenly_spaced(arguments.blocks)
+        counts = evaluation_data(packed, {}).text_counts(text.tokenizer(), chosen)
+        protocol = {"evaluated_tokens": chosen.size} | {f"evaluated_{unit}": count for unit, count in counts.items()}
         options = EvaluationOptions(draws=2, fixed_set=True, batch=256)
-        measured = {name: measure(model, blocks, packed.report(), options) for name, model in models.items()}
+        blocks = torch.from_numpy(chosen)
+        measured = {name: measure(model, blocks, protocol, options) for name, model in models.items()}
         found[part] = {name: record(one) for name, one in measured.items()}
         if "exported" in measured:
             other = compare(measured["trained"].main, measured["exported"].main)
