@@ -87,7 +87,7 @@ class Arguments:
     steps: int | None = None
     """Take this number of steps instead."""
     batch: int = 256
-    """Sequences of 128 tokens in a step; half of them different, where masks are complementary."""
+    """Sequences of 128 tokens per step; with complementary masks, each text is in the batch twice."""
     rate: float | None = None
     """The highest learning rate, by default the preset's."""
     every: int = 500

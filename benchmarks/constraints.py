@@ -115,7 +115,7 @@ class Arguments:
 
 
 def is_valid(text: str, constraint: str | Mapping[str, Any]) -> bool:
-    """Whether a text is what was asked for, by the standard library."""
+    """Whether a text satisfies its constraint, checked with `re` and `json` only."""
     if isinstance(constraint, str):
         return re.fullmatch(constraint, text) is not None
     try:
@@ -175,7 +175,7 @@ def measure(model: LanguageModel, constraint: str | Mapping[str, Any], arguments
 
 
 def width_of(model: LanguageModel, language: Language, most: int) -> int:
-    """The largest number of tokens up to `most` that the language has a text of."""
+    """The largest length in tokens, at most `most`, for which the language is not empty."""
     template, _ = template_of(model, "", most, language)
     return template.spans[0].language.automaton.lengths(most)[-1]
 

@@ -72,7 +72,7 @@ ABBREVIATIONS = frozenset(["hi", "id", "io", "db", "vs", "pr", "qa", "ux", "ui",
 """Listed although they are short and some are frequent: books have them rarely, so that "id" became "it"."""
 SHORTEST = 3
 NAMED = 2
-"""Paragraphs that have a word which is part of a package's name."""
+"""Paragraphs with a word that is part of a package name."""
 PART = re.compile(r"[a-z]{4,}")
 WORD = re.compile(r"(?<![\w@/.\\-])[a-z]+(?![\w@/\\'’]|\.\w)")
 
@@ -94,7 +94,7 @@ def scowl(folder: Path, kind: str) -> set[str]:
 
 
 def cspell(folder: Path) -> set[str]:
-    """The words of the technical lists of cspell; what follows # is a comment, ! forbids a word."""
+    """The words of cspell's technical lists, in which # starts a comment and ! forbids a word."""
     found: set[str] = set()
     for name in LISTS:
         (path,) = folder.rglob(name)

@@ -131,7 +131,7 @@ class Arguments(CellArguments):
     orders: int = 0
     """Orders per block of the importance-weighted bound in the final test of models that only mask; 0: none."""
     order_blocks: int = 500
-    """Blocks of a text for that bound, evenly spread over those of the final test."""
+    """Blocks of a text for that bound, evenly spaced among those of the final test."""
     order_texts: tuple[str, ...] = ()
     """Texts for that bound, such as wikitext2 and books (default: all)."""
     sampled_tokens: int = 8192

@@ -133,7 +133,7 @@ class LanguageHooks(CellHooks):
         }
 
     def weighs_orders(self, trainer: Trainer, text: str) -> bool:
-        """Whether the importance-weighted bound on a text is asked for, and there is one."""
+        """Whether the importance-weighted bound on a text is requested and defined."""
         asked = self.arguments.orders > 0 and text in (self.arguments.order_texts or self.texts)
         return asked and not trainer.process.can_shuffle
 

@@ -125,7 +125,7 @@ class Steps:
         self.cuda, self.record = cuda, dict[str, Any]()
 
     def timed(self, name: str, function: Callable[[], Result]) -> Result:
-        """The result of a step, whose seconds and memory are noted."""
+        """The result of a step, after recording its duration and memory."""
         started = time.perf_counter()
         result = function()
         if self.cuda:
