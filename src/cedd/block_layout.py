@@ -237,19 +237,10 @@ class InBlocks:
         return cast(Any, self.model).rows(features, places)
 
 
-class BlockSequences:
-    """The blocks of texts as sequences of b tokens; their condition `clean` contains the texts.
+class _AroundBlocks:
+    """What networks whose rows are blocks share: the device and head of `InBlocks`, and one time per row."""
 
-    The blocks of a text are consecutive rows, so [B K, b] is a reshaped [B, L].
-
-    Args:
-        model: as `InBlocks` takes it.
-        block: b.
-        blocks: K.
-    """
-
-    def __init__(self, model: AnyModel, block: int, blocks: int) -> None:
-        self.model, self.blocks = InBlocks(model, block), blocks
+    model: InBlocks
 
     @property
     def capabilities(self) -> Capabilities:
@@ -262,6 +253,21 @@ class BlockSequences:
     @property
     def head(self) -> Any:
         return self.model.head
+
+
+class BlockSequences(_AroundBlocks):
+    """The blocks of texts as sequences of b tokens; their condition `clean` contains the texts.
+
+    The blocks of a text are consecutive rows, so [B K, b] is a reshaped [B, L].
+
+    Args:
+        model: as `InBlocks` takes it.
+        block: b.
+        blocks: K.
+    """
+
+    def __init__(self, model: AnyModel, block: int, blocks: int) -> None:
+        self.model, self.blocks = InBlocks(model, block), blocks
 
     def __call__(self, x_t: Tensor, sigma: Tensor, *, clean: Tensor, **conditions: Tensor) -> Tensor:
         """Outputs [B K, b, V]."""
@@ -300,7 +306,7 @@ def as_block_sequences(network: Network, data: Tensor, blocks: int) -> tuple[Net
     return replace(network, model=model, conditions={**own, "clean": each}), each
 
 
-class GivenPast:
+class GivenPast(_AroundBlocks):
     """A network for one block, the next after P clean tokens, which are the condition `past`.
 
     The last tokens of `past` may be given tokens of the block itself, as from a prompt. x_t is then the rest of the
@@ -313,18 +319,6 @@ class GivenPast:
 
     def __init__(self, model: AnyModel, block: int) -> None:
         self.model = InBlocks(model, block)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(self.model.capabilities, token_times=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def head(self) -> Any:
-        return self.model.head
 
     def __call__(self, x_t: Tensor, sigma: Tensor, *, past: Tensor, **conditions: Tensor) -> Tensor:
         """Outputs [B, b, V]."""
