@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore
 from cedd.parts import Table
 from cedd.process import TokenProcess
 from cedd.schedules import Time, check_times
+from cedd.storage import JSONMapping, JSONObject
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Method:
             raise ValueError(f"{self.name} is autoregressive and has no noise process; use a diffusion method")
         return self.parameterization
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         """A JSON record of the name and the parts, from which `method_from_config` makes this method again."""
         parts = {name: getattr(self, name).config() for name in _PARTS}
         return {"name": self.name, **parts, **({} if self.block is None else {"block": self.block})}
@@ -182,7 +183,7 @@ def get_method(method: str | Method) -> Method:
     return METHODS[method]
 
 
-def method_from_config(record: str | Mapping[str, Any]) -> Method:
+def method_from_config(record: str | JSONMapping) -> Method:
     """The method whose `config()` was this record; a name stands for the method of `METHODS`."""
     if isinstance(record, str):
         return get_method(record)

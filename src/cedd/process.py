@@ -20,7 +20,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from cedd.names import suggestion
 from cedd.quadrature import integrate
 from cedd.schedules import LogLinear, Schedule, Time, check_time, check_times, double, schedule_from_config
 from cedd.splitmix import mix
+from cedd.storage import JSONMapping, JSONObject
 
 # ----------------------------------------------------------------------------------------------------------------
 # Randomness
@@ -312,7 +313,7 @@ class TokenProcess:
     vocab_size: int
     has_mask: bool
     clocks: Clocks
-    spec: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    spec: JSONMapping | None = field(default=None, repr=False, compare=False)
 
     def __init_subclass__(cls) -> None:
         """Refuse subclasses that replace a part of the process, since losses and bounds would not use it."""
@@ -364,7 +365,7 @@ class TokenProcess:
         """Whether data that are clean at t = 0 have seen noise right after it (a schedule with sigma(0) > 0)."""
         return self.axis.start > 0
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         """A JSON record from which `process_from_config` makes this process again: by its `spec`, or else by its
         clocks."""
         if self.spec is None:
@@ -637,7 +638,7 @@ def hybrid(
     return TokenProcess(vocab_size, True, clocks, {"name": "hybrid", **asdict(clocks)})
 
 
-def _of_clocks(vocab_size: int, has_mask: bool, clocks: Mapping[str, Any]) -> TokenProcess:
+def _of_clocks(vocab_size: int, has_mask: bool, clocks: JSONMapping) -> TokenProcess:
     """A process by the record of its clocks."""
     return TokenProcess(vocab_size, has_mask, Clocks.from_config(clocks))
 
@@ -651,7 +652,7 @@ PROCESSES: dict[str, Callable[..., TokenProcess]] = {
 }
 
 
-def process_from_config(config: Mapping[str, Any]) -> TokenProcess:
+def process_from_config(config: JSONMapping) -> TokenProcess:
     """The process whose `config()` was this record."""
     if not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the process must be a JSON object (got {config!r})")

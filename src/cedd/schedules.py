@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from cedd.device import has_float64
 from cedd.parts import Part, Table
+from cedd.storage import JSONMapping
 
 Time = Tensor | float
 _LARGEST_SIGMA = 700.0
@@ -202,6 +202,6 @@ class Geometric(Schedule):
 SCHEDULES.update({"log-linear": LogLinear, "polynomial": Polynomial, "cosine": Cosine, "geometric": Geometric})
 
 
-def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
+def schedule_from_config(config: JSONMapping) -> Schedule:
     """The schedule whose `config()` was this record."""
     return Schedule.from_config(config)

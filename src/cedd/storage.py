@@ -28,6 +28,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+JSONObject = dict[str, Any]
+"""A JSON object."""
+JSONMapping = Mapping[str, Any]
+"""A JSON object that is only read."""
+
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
 _LONGEST = 200
 """Largest number of bytes of a name in the name of a temporary folder."""
@@ -126,12 +131,12 @@ def write_durably(path: Path, content: bytes) -> None:
 # Records with a checksum
 
 
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(record: JSONMapping) -> JSONObject:
     """The record with its own checksum, for `read_sealed`."""
     return {**record, "sha256": json_sha256(record)}
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path) -> JSONObject:
     """A sealed record from a JSON file; raises a ValueError if the file is invalid."""
     if path.exists() and not path.is_file():  # reading a named pipe would wait for a writer
         raise ValueError(f"{path.name} is not a regular file")
@@ -340,7 +345,7 @@ def reading(source: Path | str) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JSONObject:
     """The JSON object in a file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

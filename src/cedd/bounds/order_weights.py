@@ -9,16 +9,14 @@ import json
 import math
 import time
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cedd.storage import atomic_file, json_sha256
+from cedd.storage import JSONMapping, atomic_file, json_sha256
 
 WEIGHT_SUFFIXES = (".npz",)
 
@@ -64,7 +62,7 @@ class WeightFile:
     every: float = 30.0
     _written: float = field(default=-math.inf, init=False)
 
-    def load(self, described: Mapping[str, Any], rows: int, length: int, orders: int) -> OrderWeights:
+    def load(self, described: JSONMapping, rows: int, length: int, orders: int) -> OrderWeights:
         """The weights in the file, or none if there is no file; those of another evaluation are refused."""
         self._key = json_sha256({"model": self.model, **described})
         self._written = time.monotonic()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from rich.table import Table
 
@@ -20,7 +18,7 @@ from cedd.evaluation.evaluate import PLOT_SUFFIXES, VALUE_SUFFIXES, EvaluationRe
 from cedd.evaluation.perplexity import ModelEvaluation, lost_text
 from cedd.evaluation.tokens import TOKEN_SUFFIXES
 from cedd.methods import Method
-from cedd.storage import check_writable
+from cedd.storage import JSONMapping, check_writable
 
 DIFFERENCE = "difference from the first (bits per byte; positive is worse)"
 
@@ -89,7 +87,7 @@ def print_result(console: PlainConsole, result: EvaluationResult, tolerance: flo
         console.print(f"Differences are paired over the same {result.pairs} {units.name}{each}. Intervals are 95%.")
 
 
-def _print_protocol(console: PlainConsole, protocol: Mapping[str, Any]) -> None:
+def _print_protocol(console: PlainConsole, protocol: JSONMapping) -> None:
     split = f" ({protocol['split']})" if protocol.get("split") else ""
     wrapped = " between the tokens that begin and end a document" if protocol.get("wrap") else ""
     console.print(

@@ -19,7 +19,7 @@ from cedd.samplers.choice import Sharpening
 from cedd.spelling.calibrate import calibrate
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.options import CorrectionOptions
-from cedd.storage import read_json, reading
+from cedd.storage import JSONObject, read_json, reading
 from cedd.tasks import load
 from cedd.tasks.card import is_spelling
 from cedd.training.config import read_config
@@ -36,7 +36,7 @@ def run(arguments: Export) -> int:
     model = load(arguments.run, arguments.device)
     source = model.folder.path
     refuse_occupied(arguments.out, source, arguments.force)  # before minutes of calibration
-    extra: dict[str, Any] = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
+    extra: JSONObject = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
     extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
     extra |= correction_facts(model, arguments)
     extra |= {"sampling": sampling_defaults(arguments.sampling)} if arguments.sampling else {}
@@ -50,12 +50,12 @@ def run(arguments: Export) -> int:
     return 0
 
 
-def correction_facts(loaded: LoadedModel, arguments: Export) -> dict[str, Any]:
+def correction_facts(loaded: LoadedModel, arguments: Export) -> JSONObject:
     """Defaults of correction, how they were chosen, and results; of existing results, those that still hold."""
     before = loaded.folder.config
     own, chosen = before.get("correction", {}), before.get("chosen", "")
     given, results = read_options(arguments.correction), read_results(arguments.results)
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     if arguments.calibrate is not None:
         found, chosen = calibrated(loaded, arguments.calibrate, arguments.broken, arguments.seed)
     correction = {**own, **found, **given}
@@ -67,10 +67,10 @@ def correction_facts(loaded: LoadedModel, arguments: Export) -> dict[str, Any]:
     return {name: one for name, one in facts.items() if one or name in before} | {"results": {**held, **results}}
 
 
-def read_options(words: tuple[str, ...]) -> dict[str, Any]:
+def read_options(words: tuple[str, ...]) -> JSONObject:
     """Options of correction from NAME=VALUE, checked."""
     usual = {field.name: field.default for field in fields(CorrectionOptions)}
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     for word in words:
         name, _, value = word.partition("=")
         kind = str if name == "change" else int if isinstance(usual.get(name), int) else float
@@ -102,7 +102,7 @@ def _steps(value: str) -> int:
     return steps
 
 
-def _said(record: dict[str, Any]) -> str:
+def _said(record: JSONObject) -> str:
     files = ", ".join((CONFIG_FILE, WEIGHTS_FILE, CARD_FILE))
     options = ", ".join(f"{name} {value}" for name, value in record["correction"].items())
     lines = [f"{record['out']}: {record['bytes'] / 1e6:.1f} MB with weights in {record['weights']} ({files})"]
@@ -114,7 +114,7 @@ def _said(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def training_facts(source: Path, config: Any, title: str, arguments: Export) -> dict[str, Any]:
+def training_facts(source: Path, config: Any, title: str, arguments: Export) -> JSONObject:
     """How the model was trained, with names of files but not of the folders they were in."""
     facts = dict(config.get("training", {}))
     if (source / TRAIN_FILE).is_file():
@@ -132,9 +132,9 @@ def _name(data: Any) -> Any:
     return Path(data).name if isinstance(data, str) and not data.startswith("hf:") else data
 
 
-def read_results(files: tuple[Path, ...]) -> dict[str, Any]:
+def read_results(files: tuple[Path, ...]) -> JSONObject:
     """Results by file name."""
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     for file in files:
         with reading(f"{file}, which should be what a command printed with --json,"):
             found[file.stem] = digest(read_json(file))
@@ -160,7 +160,7 @@ def digest(record: Any) -> Any:
     return Path(record).name if isinstance(record, str) and Path(record).is_absolute() else record
 
 
-def calibrated(loaded: LoadedModel, file: Path, broken: float, seed: int) -> tuple[dict[str, Any], str]:
+def calibrated(loaded: LoadedModel, file: Path, broken: float, seed: int) -> tuple[JSONObject, str]:
     """Options of correction chosen on the beginning of a text, and a description of the choice."""
     with reading(file), file.open(encoding="utf-8-sig") as opened:
         text = opened.read(CALIBRATION_CHARACTERS)

@@ -6,7 +6,6 @@ import json
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -21,7 +20,7 @@ from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.paper_protocol import PaperProtocol, Restoration
 from cedd.spelling.shares import Share
 from cedd.spelling.user_protocol import CorrectionResult, UserProtocol, save_plot
-from cedd.storage import check_writable
+from cedd.storage import JSONObject, check_writable
 from cedd.tasks import LanguageModel, load
 
 
@@ -48,7 +47,7 @@ def run(arguments: Spelling) -> int:
         raise UserError("; ".join(left_out.values()))
     if arguments.plot is not None and "user" not in asked.keys() - left_out.keys():
         raise UserError("--plot needs the user's protocol, which this model does not support")
-    results: dict[str, Any] = {}
+    results: JSONObject = {}
     for name in (name for name in asked if name not in left_out):
         with progress_bar(f"{name}'s protocol", not arguments.json) as progress:
             results[name] = asked[name].measure(model, book, seed, progress)
@@ -78,7 +77,7 @@ class Measured:
     corrections: list[CorrectionResult]
     note: str | None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """As JSON."""
         model, book, asked = self.model, self.book, self.arguments.user
         corrections = [correction.record() for correction in self.corrections]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from cedd.constraints.byte_automaton import ByteAutomaton, compile_expression
 from cedd.constraints.regex_parser import parse_regex
 from cedd.constraints.schema_parser import WHITESPACE, parse_schema
 from cedd.constraints.syntax import ANY, Both, Expression, Repeat, alternatives, literal
+from cedd.storage import JSONMapping
 
 MOST_SHOWN = 60
 """Characters of a constraint's name in messages."""
@@ -85,7 +85,7 @@ def intersect(*languages: Language) -> Language:
     return Language(joined, _named("intersect", ", ".join(language.name for language in languages)))
 
 
-def json_schema(schema: Mapping[str, Any] | bool | str, *, whitespace: str = WHITESPACE, depth: int = 2) -> Language:
+def json_schema(schema: JSONMapping | bool | str, *, whitespace: str = WHITESPACE, depth: int = 2) -> Language:
     """JSON texts that are valid under a schema.
 
     Args:

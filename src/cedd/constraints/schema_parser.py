@@ -45,8 +45,9 @@ from cedd.constraints.syntax import (
     separated,
     sequence,
 )
+from cedd.storage import JSONMapping
 
-Schema = Mapping[str, Any]
+Schema = JSONMapping
 WHITESPACE = " ?"
 """What may stand after a colon or a comma."""
 DESCRIBING = {

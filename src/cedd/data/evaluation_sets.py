@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from cedd.data.folders import data_root
 from cedd.data.packing import PackedDataset, PackingPolicy, pack
 from cedd.data.tokenizers import Tokenizer
 from cedd.names import suggestion
-from cedd.storage import file_sha256, json_sha256
+from cedd.storage import JSONMapping, JSONObject, file_sha256, json_sha256
 
 Rows = Literal["lines with newline", "stripped lines", "jsonl text"]
 
@@ -174,7 +174,7 @@ class EvaluationData:
     """Blocks to evaluate on, with their protocol: names, hashes and counts, as JSON."""
 
     packed: PackedDataset
-    protocol: dict[str, Any]
+    protocol: JSONObject
 
     def blocks(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
         """These blocks, [N, L]."""
@@ -213,7 +213,7 @@ class EvaluationData:
         return EvaluationData(self.packed.wrapped(first, last), protocol)
 
 
-def evaluation_data(packed: PackedDataset, described: Mapping[str, Any]) -> EvaluationData:
+def evaluation_data(packed: PackedDataset, described: JSONMapping) -> EvaluationData:
     """A packed set with its protocol: its description, the report of packing, and a hash of all that determines the
     tokens."""
     protocol = {**described, **packed.report()}

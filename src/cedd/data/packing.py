@@ -34,6 +34,7 @@ from cedd.data.corpora import Corpus, LabelledCorpus, Piece
 from cedd.data.folders import cache_root
 from cedd.data.tokenizers import Tokenizer, UnknownCharacter, tokenizer_from_definition
 from cedd.storage import (
+    JSONObject,
     atomic_folder,
     canonical_json,
     file_sha256,
@@ -114,7 +115,7 @@ class PackedDataset:
     def __init__(
         self,
         tokens: NDArray[Any],
-        header: dict[str, Any],
+        header: JSONObject,
         start: int = 0,
         stop: int | None = None,
         ends: tuple[int, int] | None = None,
@@ -210,7 +211,7 @@ class PackedDataset:
             PackedDataset(self._tokens, self.header, middle, self._stop, self.ends),
         )
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JSONObject:
         """Counts, and the hashes of text, tokenizer and policy.
 
         Counts are of the full packed stream; only `blocks` is of this view.
@@ -268,7 +269,7 @@ def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset
         raise ValueError(f"the packed set {folder} is damaged: {error}") from None
 
 
-def _check_header(header: dict[str, Any]) -> None:
+def _check_header(header: JSONObject) -> None:
     """Refuse another format, and inconsistent counts."""
     if header.get("format") != FORMAT:
         raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
@@ -301,7 +302,7 @@ def _encode_chunk(tokenizer: Tokenizer, dtype: str, texts: list[str]) -> _Encode
 _worker_tokenizer: Tokenizer | None = None
 
 
-def _start_worker(kind: str, definition: dict[str, Any], name: str) -> None:
+def _start_worker(kind: str, definition: JSONObject, name: str) -> None:
     global _worker_tokenizer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism here
     _worker_tokenizer = tokenizer_from_definition(kind, definition, name)
@@ -430,7 +431,7 @@ class _TokenWriter:
 
 def _write_tokens(
     path: Path, pieces: Iterator[Piece], tokenizer: Tokenizer, policy: PackingPolicy, workers: int
-) -> dict[str, Any]:
+) -> JSONObject:
     """Write all tokens of the pieces to one file; the part of the header about them."""
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     with path.open("wb") as file:
@@ -441,7 +442,7 @@ def _write_tokens(
         return made | {"label_starts": writer.label_starts}
 
 
-def _find(folder: Path, identity: dict[str, Any]) -> PackedDataset | None:
+def _find(folder: Path, identity: JSONObject) -> PackedDataset | None:
     """The set in a folder of the cache, if it is complete and has this identity; any other there is removed."""
     if not folder.parent.is_dir():
         return None
@@ -460,7 +461,7 @@ def _find(folder: Path, identity: dict[str, Any]) -> PackedDataset | None:
     return None
 
 
-def _open_as(folder: Path, identity: dict[str, Any]) -> PackedDataset:
+def _open_as(folder: Path, identity: JSONObject) -> PackedDataset:
     """The packed set, checked to have this identity."""
     packed = open_packed(folder)
     if other := [name for name in identity if packed.header.get(name) != identity[name]]:
@@ -496,7 +497,7 @@ def pack(
     if workers < 1:
         raise ValueError(f"workers must be at least 1 (got {workers})")
     policy = (policy or PackingPolicy()).resolve(tokenizer)
-    identity: dict[str, Any] = {
+    identity: JSONObject = {
         "content_sha256": corpus.content_sha256(),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "length": length,

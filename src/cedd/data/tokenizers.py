@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cedd.constraints.token_automaton import TokenTexts
 from cedd.data.folders import data_root
 from cedd.names import hub_failure, suggestion
-from cedd.storage import atomic_write, expanded, json_sha256, read_json, reading, write_json
+from cedd.storage import JSONMapping, JSONObject, atomic_write, expanded, json_sha256, read_json, reading, write_json
 
 MASK_CHARACTER = "▒"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -142,11 +142,11 @@ class Tokenizer(ABC):
         """Text of ids that are all in 0..V-1."""
 
     @abstractmethod
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         """The JSON value that defines the meaning of each id."""
 
     @classmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> Tokenizer:
+    def from_definition(cls, definition: JSONMapping, name: str) -> Tokenizer:
         """The tokenizer of a definition, which by default contains the constructor's arguments."""
         return cls(**definition, name=name)  # pyright: ignore[reportCallIssue]
 
@@ -167,7 +167,7 @@ class Tokenizer(ABC):
     def save(self, folder: str | Path) -> None:
         write_json(Path(folder) / HEADER_FILE, self._header() | {"definition": self.definition()})
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> JSONObject:
         return {"kind": self.kind, "name": self.name, "vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
 
     def _checked(self, ids: Ids) -> NDArray[np.int64]:
@@ -297,7 +297,7 @@ class CharTokenizer(_CharacterTable):
         texts = _given(cls.kind, texts)
         return cls.from_texts(texts, size=_vocab_size(cls.kind, size) if size else None)
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"alphabet": self.alphabet, "unknown": self.unknown}
 
 
@@ -331,7 +331,7 @@ class CharAsGPT2(_CharacterTable):
                 characters[text] = token
         return cls(characters, gpt2.vocab_size, unknown)
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"characters": self.characters, "vocab_size": self.vocab_size, "unknown": self.unknown}
 
 
@@ -363,11 +363,11 @@ class ByteTokenizer(Tokenizer):
     def decode_run(self, ids: NDArray[np.int64]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"encoding": "utf-8"}
 
     @classmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> ByteTokenizer:
+    def from_definition(cls, definition: JSONMapping, name: str) -> ByteTokenizer:
         del definition, name
         return cls()
 
@@ -480,7 +480,7 @@ class _ByteLevelBPE(Tokenizer):
         content = self.token_bytes
         return b"".join([content[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"vocab": self.vocab, "merges": [list(pair) for pair in self.merges]}
 
     def save(self, folder: str | Path) -> None:
@@ -576,7 +576,7 @@ def _vocab_size(kind: str, size: str) -> int:
     return int(size)
 
 
-def _bpe_definition(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _bpe_definition(content: JSONMapping, source: str) -> JSONObject:
     """The definition in a `tokenizer.json`; merges are pairs, or strings with a space in older files."""
     model = content.get("model", {})
     if model.get("type") != "BPE" or (content.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
@@ -650,7 +650,7 @@ class BERTTokenizer(Tokenizer):
     def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"vocab": self.vocab}
 
 
@@ -697,7 +697,7 @@ class IdTokenizer(Tokenizer):
         """Including the space between numbers."""
         return np.array([len(str(token)) + 1 for token in range(self.vocab_size)], float)
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"vocab_size": self.vocab_size}
 
 
@@ -737,11 +737,11 @@ class PaddedTokenizer(Tokenizer):
     def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self.base.decode(ids[ids < self.base.vocab_size])
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"kind": self.base.kind, "name": self.base.name, "base": self.base.definition()}
 
     @classmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> PaddedTokenizer:
+    def from_definition(cls, definition: JSONMapping, name: str) -> PaddedTokenizer:
         return cls(tokenizer_from_definition(definition["kind"], definition["base"], definition["name"]), name)
 
 
@@ -769,7 +769,7 @@ class JSONTokenizer(Tokenizer):
 
     def __init__(
         self,
-        content: Mapping[str, Any],
+        content: JSONMapping,
         vocab_size: int,
         name: str,
         *,
@@ -813,7 +813,7 @@ class JSONTokenizer(Tokenizer):
         vocab_size: int | None = None,
         stops: Sequence[int] = (),
         bos: int | None = None,
-        content: Mapping[str, Any] | None = None,
+        content: JSONMapping | None = None,
     ) -> JSONTokenizer:
         """From tokenizer.json, with the special tokens of tokenizer_config.json and special_tokens_map.json.
 
@@ -922,7 +922,7 @@ class JSONTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> NDArray[np.int64]:
+    def encode_chat(self, messages: Sequence[JSONMapping], *, answer: bool = True) -> NDArray[np.int64]:
         """Token ids of messages, {"role": ..., "content": ...} each, by the chat template.
 
         answer: end with the template's beginning of the assistant's answer.
@@ -934,7 +934,7 @@ class JSONTokenizer(Tokenizer):
         finally:
             self._tokenizer.encode_special_tokens = True
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+    def chat_text(self, messages: Sequence[JSONMapping], *, answer: bool = True) -> str:
         """The messages as text, by the chat template."""
         if self.chat_template is None:
             raise ValueError(f"the tokenizer {self.name} has no chat template; give the prompt as text")
@@ -957,7 +957,7 @@ class JSONTokenizer(Tokenizer):
     def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JSONObject:
         """The constructor's arguments except for the content of tokenizer.json and the name."""
         return {
             "vocab_size": self.vocab_size,
@@ -968,7 +968,7 @@ class JSONTokenizer(Tokenizer):
             "variables": self.variables,
         }
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JSONObject:
         return {"content": self.content, **self._settings()}
 
     def save(self, folder: str | Path) -> None:
@@ -993,14 +993,14 @@ TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
 """Classes by the kind in cedd_tokenizer.json, looked up when a tokenizer is made or loaded; add your own."""
 
 
-def tokenizer_from_definition(kind: str, definition: Mapping[str, Any], name: str) -> Tokenizer:
+def tokenizer_from_definition(kind: str, definition: JSONMapping, name: str) -> Tokenizer:
     """The tokenizer of this kind and `definition`."""
     if kind not in TOKENIZER_KINDS:
         raise ValueError(f"unknown kind of tokenizer {kind!r}: the kinds are {', '.join(TOKENIZER_KINDS)}")
     return TOKENIZER_KINDS[kind].from_definition(definition, name)
 
 
-def _is_plain_bpe(content: Mapping[str, Any]) -> bool:
+def _is_plain_bpe(content: JSONMapping) -> bool:
     """Whether a tokenizer.json is a plain byte-level BPE, like those trained here."""
     kinds = [(content.get(part) or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
     return kinds == ["BPE", "ByteLevel", None] and len(content.get("added_tokens") or ()) < 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from cedd.models.loaded_model import LoadedModel
 from cedd.names import changed
 from cedd.samplers import SamplingOptions, Sharpening
 from cedd.samplers.confidence import check_order
-from cedd.storage import atomic_file, atomic_write, finite, json_sha256
+from cedd.storage import JSONMapping, JSONObject, atomic_file, atomic_write, finite, json_sha256
 
 AnyTrainedModel = LoadedModel | ModelFolder | str | Path
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
@@ -118,10 +118,10 @@ class EvaluationResult:
             return None
         return self._values(model, bound) - self._values(0, bound)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """The result as JSON."""
         models = range(len(self.evaluations))
-        record: dict[str, Any] = {
+        record: JSONObject = {
             "data": self._common_protocol(),
             "runs": [self._run_record(model) for model in models],
             "seed": self.options.seed,
@@ -134,12 +134,12 @@ class EvaluationResult:
             record["comparison"] = self._comparison_record()
         return record | {"record_sha256": json_sha256({"data": record["data"], "runs": record["runs"]})}
 
-    def _common_protocol(self) -> dict[str, Any]:
+    def _common_protocol(self) -> JSONObject:
         """The entries in which the protocols of all models agree."""
         first, *others = (one.protocol for one in self.evaluations)
         return {key: first[key] for key in first if all(other.get(key) == first[key] for other in others)}
 
-    def _run_record(self, model: int) -> dict[str, Any]:
+    def _run_record(self, model: int) -> JSONObject:
         """A model on its own blocks, and, if other models read other blocks, on the shared text."""
         evaluation = self.evaluations[model]
         record = evaluation.record()
@@ -161,9 +161,9 @@ class EvaluationResult:
             }
         )
 
-    def _difference_record(self, model: int) -> dict[str, Any]:
+    def _difference_record(self, model: int) -> JSONObject:
         """A model minus the first one."""
-        bounds: dict[str, Any] = {}
+        bounds: JSONObject = {}
         for bound in self.evaluations[model].bounds:
             values, found = self._differences(model, bound), self.difference(model, bound)
             if values is not None and found is not None:
@@ -178,7 +178,7 @@ class EvaluationResult:
             "bounds": bounds,
         }
 
-    def _comparison_record(self) -> dict[str, Any]:
+    def _comparison_record(self) -> JSONObject:
         """The second model minus the first in nats per token, on the same sequences."""
         first, second = (one.main for one in self.evaluations)
         found, both = compare(first, second), torch.stack([first.per_sequence, second.per_sequence])
@@ -351,7 +351,7 @@ def at_length(folder: ModelFolder, length: int | None) -> ModelFolder:
 def _evaluation(
     folder: ModelFolder,
     blocks: Tensor,
-    protocol: Mapping[str, Any],
+    protocol: JSONMapping,
     options: EvaluationOptions,
     tolerance: float | None,
     progress: Progress,

@@ -44,7 +44,7 @@ from cedd.evaluation.intervals import Floats, IntervalEstimate, jackknife, leave
 from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import WEIGHTS_FILE
 from cedd.samplers import SamplingOptions, get_sampler
-from cedd.storage import atomic_file, file_sha256, locked, read_json, reading, write_json
+from cedd.storage import JSONObject, atomic_file, file_sha256, locked, read_json, reading, write_json
 
 FRONTIER_FILE, SAMPLES_FOLDER, FORMAT = "frontier.json", "samples", 1
 REAL_TEXT = "real text"
@@ -121,15 +121,15 @@ class Frontier:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / FRONTIER_FILE
-        self.content: dict[str, Any] = {"format": FORMAT, "runs": {}, "judges": {}, "cells": {}}
-        self._own: dict[str, Any] = {}
+        self.content: JSONObject = {"format": FORMAT, "runs": {}, "judges": {}, "cells": {}}
+        self._own: JSONObject = {}
         self._own_runs: dict[str, dict[str, str]] = {}
         self._own_judges: dict[str, str] = {}
         self._read: tuple[int, ...] | None = None
         self.refresh()
 
     @property
-    def cells(self) -> dict[str, dict[str, Any]]:
+    def cells(self) -> dict[str, JSONObject]:
         return self.content["cells"]
 
     def refresh(self) -> None:
@@ -279,7 +279,7 @@ class Frontier:
         ]
 
 
-def _checked(content: dict[str, Any]) -> dict[str, Any]:
+def _checked(content: JSONObject) -> JSONObject:
     """The content of a frontier's file, checked."""
     parts = (content.get(name) for name in ("runs", "judges", "cells"))
     if content.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
@@ -432,7 +432,7 @@ def compare_curves(points: Sequence[Point], entropy: float) -> list[CurveCompari
     return found
 
 
-def figures(point: Point) -> dict[str, Any]:
+def figures(point: Point) -> JSONObject:
     """The printed results of a cell."""
     return {
         **asdict(point.setting),

@@ -38,7 +38,7 @@ from cedd.models.folder import load_folder
 from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, is_model, packaged, pretrained_names
 from cedd.network import Network, evaluating
-from cedd.storage import atomic_write, expanded, file_sha256, read_json
+from cedd.storage import JSONMapping, atomic_write, expanded, file_sha256, read_json
 
 DEFAULT_JUDGE = "openai-community/gpt2-large"
 
@@ -49,7 +49,7 @@ class Samples:
 
     texts: list[str]
     ids: list[list[int]]
-    made_by: Mapping[str, Any]
+    made_by: JSONMapping
 
 
 def save_samples(path: str | Path, samples: Samples) -> None:
@@ -64,7 +64,7 @@ def load_samples(path: str | Path) -> Samples:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"file not found: {file}")
-    made_by: Mapping[str, Any] = {}
+    made_by: JSONMapping = {}
     texts: list[str] = []
     ids: list[list[int]] = []
     try:

@@ -25,7 +25,7 @@ from cedd.evaluation.likelihood import LogLikelihood, TextLikelihoods
 from cedd.models.folder import load_folder
 from cedd.models.loaded_model import LoadedModel
 from cedd.samplers import SamplingOptions
-from cedd.storage import atomic_write, finite
+from cedd.storage import JSONObject, atomic_write, finite
 
 try:
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
@@ -78,7 +78,7 @@ class HarnessModel(LM):
             self.loaded, None if draws is None else int(draws), int(seed), protocol, float(guidance)
         )
         self.steps, self.record = steps, None if record is None else Path(record)
-        self.scored: list[dict[str, Any]] = []
+        self.scored: list[JSONObject] = []
 
     @property
     def tokenizer_name(self) -> str:
@@ -126,7 +126,7 @@ class HarnessModel(LM):
             self.cache_hook.add_partial("generate_until", request.args, found[-1])
         return found
 
-    def get_model_info(self) -> dict[str, Any]:
+    def get_model_info(self) -> JSONObject:
         """Information that the harness stores with its results."""
         errors = [score["stderr"] for score in self.scored]
         return finite(

@@ -42,7 +42,7 @@ from cedd.models.folder import ModelFolder
 from cedd.models.weights import weights_checksum
 from cedd.process import seeded_generator
 from cedd.samplers import SamplingOptions, order_nats
-from cedd.storage import expanded, finite, json_sha256
+from cedd.storage import JSONMapping, JSONObject, expanded, finite, json_sha256
 
 FIRST_HITTING_BOUNDS: tuple[BoundName, ...] = ("importance", "exact")
 """Bounds on the law of the first-hitting sampler."""
@@ -108,7 +108,7 @@ def lost_text(tokenizer: Tokenizer) -> str | None:
 
 def choose_sequences(
     data: EvaluationData, most: int | None, tokenizer: Tokenizer, max_unknown: float = MAX_UNKNOWN_SHARE
-) -> tuple[Tensor, dict[str, Any]]:
+) -> tuple[Tensor, JSONObject]:
     """At most `most` sequences [N, L], evenly spaced over the set and in order, with their protocol.
 
     Refused if more than the share `max_unknown` of them are characters that the tokenizer does not know.
@@ -120,7 +120,7 @@ def choose_sequences(
 
 def read_blocks(
     data: EvaluationData, which: NDArray[np.integer], tokenizer: Tokenizer, max_unknown: float = MAX_UNKNOWN_SHARE
-) -> tuple[Tensor, dict[str, Any]]:
+) -> tuple[Tensor, JSONObject]:
     """These sequences [N, L], and the protocol of their measurement: which they are, and how much text they contain."""
     blocks = data.blocks(which)
     unknown = unknown_share(tokenizer, blocks, max_unknown)
@@ -145,7 +145,7 @@ class ModelEvaluation:
 
     folder: ModelFolder
     bounds: Mapping[str, BoundEstimate]
-    protocol: Mapping[str, Any]
+    protocol: JSONMapping
 
     @property
     def main(self) -> BoundEstimate:
@@ -167,7 +167,7 @@ class ModelEvaluation:
                 found[f"bits_per_{unit}"] = nats / math.log(2)
         return found
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """The evaluation as JSON."""
         return {
             "run": self.folder.name,
@@ -206,7 +206,7 @@ def requested_bounds(folder: ModelFolder, asked: BoundName) -> tuple[Bound, ...]
 def measure(
     folder: ModelFolder,
     data: Tensor,
-    protocol: Mapping[str, Any],
+    protocol: JSONMapping,
     options: EvaluationOptions,
     *,
     tolerance: float | None = None,
@@ -297,7 +297,7 @@ def compare(first: BoundEstimate, second: BoundEstimate) -> IntervalEstimate:
     return interval_estimate(float(values.mean()), (math.nan, math.nan) if heavy_tailed else mean_interval(values))
 
 
-def _two_sided_record(estimate: ImportanceEstimate) -> dict[str, Any]:
+def _two_sided_record(estimate: ImportanceEstimate) -> JSONObject:
     """The lower bound, if it is informative."""
     if estimate.orders < 4:
         return {"at_least": None, "at_least_informative": False}
@@ -307,8 +307,8 @@ def _two_sided_record(estimate: ImportanceEstimate) -> dict[str, Any]:
     return {"at_least": both.at_least, "at_least_stderr": both.at_least_stderr, "at_least_informative": True}
 
 
-def _estimate_record(estimate: BoundEstimate, method: Method) -> dict[str, Any]:
-    weighted: dict[str, Any] = {}
+def _estimate_record(estimate: BoundEstimate, method: Method) -> JSONObject:
+    weighted: JSONObject = {}
     if isinstance(estimate, ImportanceEstimate):
         nested = {orders: estimate.of_orders(orders) for orders in estimate.by_orders}
         weighted = {

@@ -7,9 +7,6 @@ user gives (`import_architecture`); the name in a model folder is looked up here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import nn
 
 from cedd.models.backbone import Backbone, ModuleBackbone
@@ -18,6 +15,7 @@ from cedd.models.llama import Llama
 from cedd.models.transformer import Transformer
 from cedd.names import suggestion
 from cedd.parts import import_named
+from cedd.storage import JSONMapping
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {"transformer": Transformer, "llama": Llama, "gpt2": GPT2}
 """Classes by name, looked up when a network is built; add your own."""
@@ -59,7 +57,7 @@ def get_architecture(name: str, given: Architecture | None = None) -> type[nn.Mo
     )
 
 
-def build_network(architecture: str, config: Mapping[str, Any], given: Architecture | None = None) -> Backbone:
+def build_network(architecture: str, config: JSONMapping, given: Architecture | None = None) -> Backbone:
     """A network with new weights.
 
     Args:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from cedd.models.kernels.rows import gather_rows
 from cedd.network import AttentionPattern, Capabilities, capabilities_of
+from cedd.storage import JSONMapping, JSONObject
 
 Parameters = dict[str, nn.Parameter]
 
@@ -59,7 +60,7 @@ class Backbone(nn.Module):
         self.architecture = class_path(type(self))
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Backbone:
+    def from_config(cls, config: JSONMapping) -> Backbone:
         """The network that `config` describes, with new weights."""
         return cls(**config)
 
@@ -92,7 +93,7 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define features")
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         """The arguments of `from_config`, as JSON values."""
         raise NotImplementedError(f"{type(self).__name__} does not define config")
 
@@ -169,7 +170,7 @@ class ModuleBackbone(Backbone):
     """
 
     def __init__(
-        self, network: nn.Module, vocab_size: int, has_mask: bool, arguments: Mapping[str, Any] | None = None
+        self, network: nn.Module, vocab_size: int, has_mask: bool, arguments: JSONMapping | None = None
     ) -> None:
         super().__init__()
         self.network, self.vocab_size, self.has_mask = network, vocab_size, has_mask
@@ -182,7 +183,7 @@ class ModuleBackbone(Backbone):
         declared = capabilities_of(self.network)
         return replace(declared, features=True, selected_rows=False, head_losses=False, cache=False, attention=False)
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         return {"vocab_size": self.vocab_size, "has_mask": self.has_mask, **self.arguments}
 
     def features(self, x_t: Tensor, sigma: Tensor | None = None, **conditions: Any) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cedd.models.tensor_files import GGUFFile
-from cedd.storage import read_json
+from cedd.storage import JSONObject, read_json
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTROL, _USER_DEFINED = 3, 4
@@ -39,7 +39,7 @@ PRE_TOKENIZERS: Mapping[str, Callable[[], Any]] = {
 """How text is cut into words, by the name in the file (tokenizer.ggml.pre)."""
 
 
-def tokenizer_content(file: GGUFFile) -> dict[str, Any]:
+def tokenizer_content(file: GGUFFile) -> JSONObject:
     """The content of a tokenizer.json; a tokenizer of another kind is refused."""
     kind, pre = file.value("tokenizer.ggml.model"), file.value("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
@@ -54,7 +54,7 @@ def tokenizer_content(file: GGUFFile) -> dict[str, Any]:
     return _content({token: i for i, token in enumerate(tokens)}, merges, pre, special)
 
 
-def content_of_merges(folder: Path, pre: str) -> dict[str, Any]:
+def content_of_merges(folder: Path, pre: str) -> JSONObject:
     """That of vocab.json and merges.txt, with the special tokens of tokenizer_config.json and added_tokens.json.
 
     pre: a name of `PRE_TOKENIZERS`.
@@ -73,7 +73,7 @@ def content_of_merges(folder: Path, pre: str) -> dict[str, Any]:
 
 def _content(
     vocab: Mapping[str, int], merges: Iterable[tuple[str, ...]], pre: str, special: Iterable[str]
-) -> dict[str, Any]:
+) -> JSONObject:
     import tokenizers
 
     try:

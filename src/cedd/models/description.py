@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE
 from cedd.models.numpy_weights import CHECKSUM, read_metadata
 from cedd.models.transformer_config import wrap_of
-from cedd.storage import json_sha256, read_json, reading
+from cedd.storage import JSONMapping, JSONObject, json_sha256, read_json, reading
 
 FORMAT = 1
 CONFIG_SHA256 = "config_sha256"
@@ -20,7 +18,7 @@ DESCRIPTION_KEYS = (*FINGERPRINTED, "weights", CHECKSUM, CONFIG_SHA256)
 """The keys of config.json that describe the model and its file; all others are kept when the model is saved again."""
 
 
-def read_description(path: str | Path) -> dict[str, Any]:
+def read_description(path: str | Path) -> JSONObject:
     """config.json of a model folder, with one-line errors."""
     file = Path(path) / CONFIG_FILE
     if not file.is_file():
@@ -31,12 +29,12 @@ def read_description(path: str | Path) -> dict[str, Any]:
     return config
 
 
-def fingerprint(config: Mapping[str, Any]) -> str:
+def fingerprint(config: JSONMapping) -> str:
     """The hash of those parts of config.json that change what the weights compute."""
     return json_sha256({**{name: config[name] for name in FINGERPRINTED}, "wrap": wrap_of(config)})
 
 
-def own_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+def own_tokenizer(folder: Path, config: JSONMapping) -> Tokenizer:
     """The tokenizer in a folder that has weights, which must be the one that the model was trained with."""
     if not (folder / WEIGHTS_FILE).is_file():
         raise ValueError(f"{folder} has no weights yet ({WEIGHTS_FILE}); train it first")
@@ -47,7 +45,7 @@ def own_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def stored_form(folder: Path, config: Mapping[str, Any]) -> str:
+def stored_form(folder: Path, config: JSONMapping) -> str:
     """The form in which the weights in a folder are stored; refuses a config.json that is not the one of the weights.
 
     The metadata of the weights' file lists the fingerprints of the descriptions by which they may be read, unless

@@ -5,7 +5,7 @@ A run's folder is one too, so that a run can be given wherever a model is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,8 @@ from cedd.models.weights import SkipInitialization, get_form, load_weights, save
 from cedd.network import AnyModel
 from cedd.process import TokenProcess, process_from_config
 from cedd.storage import (
+    JSONMapping,
+    JSONObject,
     atomic_files,
     expanded,
     is_temporary,
@@ -47,7 +49,7 @@ class ModelFolder:
     method: Method
     tokenizer: Tokenizer
     length: int
-    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    config: JSONMapping = field(default_factory=JSONObject)
     """The content of config.json, for a model that was loaded."""
     path: Path = Path()
     original_outputs: Callable[..., Tensor] | None = None
@@ -97,7 +99,7 @@ def folder_of_network(
     return ModelFolder(model.eval(), process, chosen, tokenizer, size)
 
 
-def description_of(model: ModelFolder, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def description_of(model: ModelFolder, extra: JSONMapping | None = None) -> JSONObject:
     """The content of a model's config.json."""
     tokenizer = model.tokenizer
     return {
@@ -112,7 +114,7 @@ def description_of(model: ModelFolder, extra: Mapping[str, Any] | None = None) -
     }
 
 
-def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def save_description(path: str | Path, model: ModelFolder, extra: JSONMapping | None = None) -> JSONObject:
     """Write everything of a model folder but its weights; returns the content of its config.json."""
     folder, config = Path(path), description_of(model, extra)
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, A
 
 
 def save_folder(
-    path: str | Path, model: ModelFolder, weights: str = "float32", extra: Mapping[str, Any] | None = None
+    path: str | Path, model: ModelFolder, weights: str = "float32", extra: JSONMapping | None = None
 ) -> None:
     """Write a model folder, with its weights in one of `models.weights.FORMS`; the files of an earlier model are
     replaced when all new ones are complete.

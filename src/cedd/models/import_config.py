@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cedd.storage import JSONMapping
+
 
 @dataclass(frozen=True)
 class Description:
     """The content of config.json; a Hydra configuration has its sizes under `model`."""
 
-    values: Mapping[str, Any]
+    values: JSONMapping
     source: str
     rows: int
     """R, by the weights."""

@@ -39,7 +39,7 @@ from cedd.models.kernels.rows import gather_rows
 from cedd.models.llama_config import FloatType, LlamaConfig
 from cedd.models.llama_config import LlamaOptions as LlamaOptions
 from cedd.network import AttentionPattern, Capabilities
-from cedd.storage import from_json
+from cedd.storage import JSONMapping, JSONObject, from_json
 
 FLOAT_TYPES: Mapping[FloatType, torch.dtype] = {
     "float32": torch.float32,
@@ -388,7 +388,7 @@ class Llama(Backbone):
         return LlamaStack(config)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Llama:
+    def from_config(cls, config: JSONMapping) -> Llama:
         return cls(from_json(LlamaConfig, dict(config), "network"))
 
     @classmethod
@@ -397,7 +397,7 @@ class Llama(Backbone):
         options = from_json(LlamaConfig, dict(config), "network")
         return options.width * options.vocab_size + options.depth * _layer_weights(options)
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         """The options of the model, without the recomputation of activations, which is a setting of a run."""
         return asdict(replace(self.options, checkpoint_blocks=False))
 

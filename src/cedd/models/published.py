@@ -44,7 +44,7 @@ from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import SkipInitialization
 from cedd.process import TokenProcess, absorb, hybrid, uniform
 from cedd.schedules import Geometric, LogLinear, Schedule
-from cedd.storage import expanded, read_json, reading
+from cedd.storage import JSONObject, expanded, read_json, reading
 
 SIZES = {
     "width": ("hidden_size", "hidden_dim"),
@@ -565,7 +565,7 @@ class _OriginalInBlocks:
         return self.columns(InBlocks(self.columns.model, self.block).features(ids, levels, clean=x0.to(ids.device)))
 
 
-def _sizes(config: Description) -> dict[str, Any]:
+def _sizes(config: Description) -> JSONObject:
     """The sizes of the network, by cedd's names."""
     limits = {"length": MOST_LENGTH}
     found = {ours: config.whole(*theirs, most=limits.get(ours)) for ours, theirs in SIZES.items()}

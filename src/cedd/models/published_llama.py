@@ -35,7 +35,7 @@ from cedd.models.transformer_config import LONGEST
 from cedd.models.weights import SkipInitialization
 from cedd.names import nearest
 from cedd.process import absorb
-from cedd.storage import expanded, read_json
+from cedd.storage import JSONMapping, JSONObject, expanded, read_json
 
 # ----------------------------------------------------------------------------------------------------------------
 # Their tensors
@@ -320,7 +320,7 @@ class LlamaFamily:
     qkv_bias: bool = False
     qk_norm: bool = False
     mask: int | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    defaults: JSONMapping = field(default_factory=JSONObject)
     gpt2: bool = False
 
     def load(
@@ -398,7 +398,7 @@ class LlamaFamily:
                     + ("" if near is None else f"; did you mean {near!r}?")
                 )
 
-    def _sizes(self, config: Description) -> dict[str, Any]:
+    def _sizes(self, config: Description) -> JSONObject:
         """The sizes of the network, by our names."""
         names = self.settings
         width, heads = config.whole(names.width), config.whole(names.heads)
@@ -545,7 +545,7 @@ _LLADA_SETTINGS = Settings(
 _GPT2_SETTINGS = Settings(
     *("n_embd", "n_layer", "n_head", "n_head_kv", "n_inner", "n_positions", "layer_norm_epsilon"),
 )
-_MASKS: dict[str, Any] = {"method": "ceddt", "attention": "full"}
+_MASKS: JSONObject = {"method": "ceddt", "attention": "full"}
 
 _LLAMA = {"max_position_embeddings": 2048}
 _QWEN = {"max_position_embeddings": 32_768}

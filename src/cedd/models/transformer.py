@@ -49,7 +49,7 @@ from cedd.models.transformer_config import TransformerConfig as TransformerConfi
 from cedd.models.transformer_config import config_from_preset as config_from_preset
 from cedd.names import suggestion
 from cedd.network import UNKNOWN_LABEL, AttentionPattern, Capabilities
-from cedd.storage import from_json
+from cedd.storage import JSONMapping, JSONObject, from_json
 
 
 def _in_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -335,7 +335,7 @@ class Transformer(Backbone):
         self.head: VocabularyHead = VocabularyHead(config.width, config.vocab_size)  # pyright: ignore
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Transformer:
+    def from_config(cls, config: JSONMapping) -> Transformer:
         return cls(from_json(TransformerConfig, dict(config), "network"))
 
     @classmethod
@@ -345,7 +345,7 @@ class Transformer(Backbone):
         blocks = options.depth * options.width**2 * (4 + 2 * options.mlp_ratio)
         return blocks + (options.width * options.conditioning_width if options.time_conditioning else 0)
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         """Its options; whether activations are recomputed is a choice of a run, not a property of the model."""
         return asdict(replace(self.options, checkpoint_blocks=False))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cedd.names import suggestion
+from cedd.storage import JSONMapping
 
 EPSILON = 1e-5
 """Added to the variance by a layer norm, as torch does."""
@@ -112,7 +112,7 @@ def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes:
     return TransformerConfig(**fields)
 
 
-def wrap_of(config: Mapping[str, Any]) -> Literal["none", "bos-eos"]:
+def wrap_of(config: JSONMapping) -> Literal["none", "bos-eos"]:
     """What the blocks of the model that a config.json describes stood between when it was trained: nothing, or the
     tokens that begin and end a document."""
     return config.get("wrap", config.get("imported", {}).get("wrap", "none"))

@@ -14,6 +14,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from cedd.names import changed
+from cedd.storage import JSONMapping, JSONObject
 
 if TYPE_CHECKING:
     import torch
@@ -151,13 +152,13 @@ class SamplingOptions:
         if self.seed is not None and self.seeds is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
-    def changed(self, settings: Mapping[str, Any]) -> SamplingOptions:
+    def changed(self, settings: JSONMapping) -> SamplingOptions:
         """The options with those of the settings that are not None in their place; unknown names are refused."""
         if settings.get("sampler", self.sampler) is None:
             raise ValueError("sampler must be a name, a Sampler or a StepRule (got None)")
         return changed(self, settings, "the options of sampling")
 
-    def with_defaults(self, length: int, own: Mapping[str, Any], block: int | None = None) -> SamplingOptions:
+    def with_defaults(self, length: int, own: JSONMapping, block: int | None = None) -> SamplingOptions:
         """The options with defaults where None stands: a model's own, or the usual ones for this length."""
         usual = {"steps": default_steps(length, block), "temperature": 1.0, "top_p": 1.0}
         for name, value in own.items():
@@ -177,7 +178,7 @@ class SamplingOptions:
             return text_seeds(secrets.randbits(64) if self.seed is None else self.seed, n)
         return check_seeds(self.seeds, n)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """The options of the command line and the seed, as JSON values: how samples in a file were drawn."""
         names = ["seed", *(one.name for one in fields(self) if not one.metadata)]
         return {name: getattr(self, name) for name in names}

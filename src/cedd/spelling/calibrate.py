@@ -25,6 +25,7 @@ from cedd.spelling.options import CorrectionOptions, correction_options
 from cedd.spelling.scores import mean_surprise, rate_of_time, score_tokens, time_of_rate
 from cedd.spelling.token_groups import protected_tokens, token_groups
 from cedd.spelling.user_protocol import outcomes
+from cedd.storage import JSONObject
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 """The times tried are those at which the process has these rates."""
@@ -57,7 +58,7 @@ class CalibrationText:
     def given(self) -> Ids:
         return self.encoded.ids
 
-    def evaluated(self, now: Ids, options: dict[str, Any]) -> Attempt:
+    def evaluated(self, now: Ids, options: JSONObject) -> Attempt:
         """The effect of options that gave these tokens [N]."""
         seen = outcomes(self.corruption.original, self.corruption.text, self.encoded.written(now))
         return Calibration(options, seen.fixed.value, seen.broken.value), now
@@ -85,7 +86,7 @@ def calibrate(
     if not times:
         raise ValueError("this model's process shuffles too little to correct; train one with a smaller p_m")
 
-    def unlimited(options: dict[str, Any]) -> CorrectionOptions:
+    def unlimited(options: JSONObject) -> CorrectionOptions:
         return replace(correction_options(loaded, options), max_surprise=None)
 
     def once(t: float) -> Attempt:
@@ -109,7 +110,7 @@ def calibrate(
     return replace(best, options={**best.options, "max_surprise": limit})
 
 
-def level_options(t: float, rate: float, level: float) -> dict[str, Any]:
+def level_options(t: float, rate: float, level: float) -> JSONObject:
     """Options by which a letter is replaced if own / (own + best) < level at this rate.
 
     Up to 1/2 the level is the threshold. Above, it is the argmax at a higher rate, whose odds are level / (1 - level)

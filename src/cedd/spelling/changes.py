@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+
+from cedd.storage import JSONObject
 
 Watch = Callable[[float], None]
 """Called regularly with the share of the text that the network has read since the last call."""
@@ -80,15 +81,15 @@ def _placed(changes: Iterable[Change]) -> Iterator[Change]:
         yield replace(change, corrected_position=start)
 
 
-def correction_record(corrected: Corrected, suggest: int | None = None) -> dict[str, Any]:
+def correction_record(corrected: Corrected, suggest: int | None = None) -> JSONObject:
     """A correction as JSON; with `suggest`, that number of candidates for each change, and also the suspicious
     words."""
 
-    def shown(change: Change) -> dict[str, Any]:
+    def shown(change: Change) -> JSONObject:
         record = {**asdict(change), "span": change.span, "corrected_span": change.corrected_span}
         candidates = [{"text": text, "probability": p} for text, p in record.pop("candidates")[:suggest]]
         return {**record, "candidates": candidates} if suggest else record
 
-    result: dict[str, Any] = {"text": corrected.text, "original": corrected.original}
+    result: JSONObject = {"text": corrected.text, "original": corrected.original}
     result["changes"] = [shown(change) for change in corrected.changes]
     return {**result, "suspicious": [shown(change) for change in corrected.suspicious]} if suggest else result

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cedd.models.locate import LEXICON_FILE
 from cedd.names import suggestion
 from cedd.spelling.changes import Corrected, Watch
+from cedd.storage import JSONMapping
 
 if TYPE_CHECKING:
     from cedd.models.loaded_model import LoadedModel
@@ -33,7 +33,7 @@ class Engine(Protocol):
 ENGINES: dict[str, Engine] = {}
 
 
-def default_engine(folder: Path, config: Mapping[str, Any]) -> str:
+def default_engine(folder: Path, config: JSONMapping) -> str:
     """`words` for a model folder that has a lexicon, or whose config.json names the packaged model that has one;
     otherwise `letters`."""
     return "words" if config.get("words") is not None or (folder / LEXICON_FILE).is_file() else "letters"
@@ -50,7 +50,7 @@ def get_engine(name: str) -> Engine:
     )
 
 
-def check_options(engine: str, given: Mapping[str, Any], known: frozenset[str], other: frozenset[str]) -> None:
+def check_options(engine: str, given: JSONMapping, known: frozenset[str], other: frozenset[str]) -> None:
     """Refuse options of the other engine by name."""
     (other_engine,) = (name for name in ENGINE_NAMES if name != engine)
     for name, value in given.items():

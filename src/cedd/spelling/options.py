@@ -4,11 +4,12 @@ defaults."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from cedd.names import changed
+from cedd.storage import JSONMapping
 
 if TYPE_CHECKING:  # imports torch
     from cedd.models.loaded_model import LoadedModel
@@ -49,7 +50,7 @@ class CorrectionOptions:
     temperature: float = 0.0
     """With several steps: 0 takes the likeliest token."""
 
-    def changed(self, given: Mapping[str, Any], source: str = "the options of correction") -> CorrectionOptions:
+    def changed(self, given: JSONMapping, source: str = "the options of correction") -> CorrectionOptions:
         """A copy with the given options that are not None."""
         return changed(self, given, source)
 
@@ -111,7 +112,7 @@ WORD_OPTIONS = frozenset({"threshold", "ignored_words"})
 """Options of the engine `words`."""
 
 
-def correction_options(loaded: LoadedModel, given: Mapping[str, Any]) -> CorrectionOptions:
+def correction_options(loaded: LoadedModel, given: JSONMapping) -> CorrectionOptions:
     """The options for a model, checked, and with a time: the caller's, the folder's, or the defaults."""
     from cedd.spelling.scores import time_of_rate
 

@@ -10,7 +10,6 @@ considered; on roulette most corrupted positions are masks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from cedd.process import Noise, TokenProcess, seeded_generator
 from cedd.spelling.book import Book, Progress
 from cedd.spelling.protocols import PaperOptions
 from cedd.spelling.shares import Share
+from cedd.storage import JSONObject
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Restoration:
         """The paper's accuracy."""
         return self.masked + self.shuffled
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         kinds = {"all": self.all, "masked": self.masked, "shuffled": self.shuffled}
         return {"t": self.t, "blocks": len(self.all.hits)} | {name: share.record() for name, share in kinds.items()}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from cedd.bounds.estimate import Interval, student_quantile
+from cedd.storage import JSONObject
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Share:
         half = math.sqrt(squared * (value * (1 - value) + squared / 4)) / (1 + squared)
         return max(0.0, centre - half), min(1.0, centre + half)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """As JSON, with null for undefined numbers."""
         numbers = {"share": self.value, "stderr": self.stderr, "low": self.ci95[0], "high": self.ci95[1]}
         finite = {name: round(x, 6) if math.isfinite(x) else None for name, x in numbers.items()}

@@ -6,11 +6,10 @@ into other mistakes, and correct letters are kept or broken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.options import CorrectionOptions, correction_options
 from cedd.spelling.protocols import UserOptions
 from cedd.spelling.shares import Share
-from cedd.storage import atomic_file
+from cedd.storage import JSONMapping, JSONObject, atomic_file
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Outcomes:
     before: Share
     after: Share
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         record = {field.name: getattr(self, field.name).record() for field in fields(self)}
         made = {name: record["before"][name] for name in ("share", "count", "total")}  # nothing that varies
         return record | {"before": made}
@@ -98,14 +97,14 @@ class CorrectionResult:
     """One way to correct, with its options and outcomes."""
 
     way: str
-    options: Mapping[str, Any]
+    options: JSONMapping
     outcomes: Outcomes
 
     @property
     def threshold(self) -> float:
         return self.options["threshold"]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         return {"way": self.way, "options": dict(self.options), **self.outcomes.record()}
 
 

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cedd.storage import JSONMapping, JSONObject
+
 _HEAD = """\
 ---
 library_name: cedd
@@ -33,7 +35,7 @@ _LIMITS = """\
 """
 
 
-def model_card(config: Mapping[str, Any], parameters: int) -> str:
+def model_card(config: JSONMapping, parameters: int) -> str:
     """The card of the model described by config.json."""
     corrects = config["process"]["name"] != "absorb"
     parts = [
@@ -51,7 +53,7 @@ def model_card(config: Mapping[str, Any], parameters: int) -> str:
     return "\n".join(parts)
 
 
-def _head(imported: Mapping[str, Any], corrects: bool) -> str:
+def _head(imported: JSONMapping, corrects: bool) -> str:
     """Metadata for the hub. The licence of a converted network is determined by its authors."""
     source = str(imported.get("source", ""))
     base = f"\nbase_model: {source}" if source.count("/") == 1 else ""
@@ -61,7 +63,7 @@ def _head(imported: Mapping[str, Any], corrects: bool) -> str:
     )
 
 
-def _origin(imported: Mapping[str, Any]) -> Iterator[str]:
+def _origin(imported: JSONMapping) -> Iterator[str]:
     if imported:
         yield (
             f"## Source\n\nA network of the family {imported['family']}, trained and released by its authors as "
@@ -69,17 +71,17 @@ def _origin(imported: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _chosen(config: Mapping[str, Any]) -> str:
+def _chosen(config: JSONMapping) -> str:
     return "sampling" if config.get("sampling") and not config.get("correction") else "correction"
 
 
-def _method(config: Mapping[str, Any]) -> str:
+def _method(config: JSONMapping) -> str:
     """The name of the method, which is saved with its parts or alone."""
     method = config["method"]
     return method if isinstance(method, str) else method["name"]
 
 
-def _use(config: Mapping[str, Any]) -> str:
+def _use(config: JSONMapping) -> str:
     name = config.get("title", "FOLDER")
     own = f', architecture="{config["architecture"]}"' if ":" in config["architecture"] else ""
     lines = ["import cedd", "", f'model = cedd.load("{name}"{own})', "model.generate()"]
@@ -90,13 +92,13 @@ def _use(config: Mapping[str, Any]) -> str:
     return "\n".join(["```python", *lines, "```\n"])
 
 
-def constant_shares(process: Mapping[str, Any]) -> str:
+def constant_shares(process: JSONMapping) -> str:
     """The constant share of masks or shuffles of a process, in brackets, if it has one."""
     shares = {name: process[name] for name in ("p_m", "p_u") if isinstance(process.get(name), float)}
     return f" ({', '.join(f'{name} = {share:g}' for name, share in shares.items())})" if shares else ""
 
 
-def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+def _shape(config: JSONMapping, parameters: int) -> JSONObject:
     network, process = config["network"], config["process"]
     return {
         "method": f"`{_method(config)}`",
@@ -113,19 +115,19 @@ def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     }
 
 
-def _size(config: Mapping[str, Any]) -> str:
+def _size(config: JSONMapping) -> str:
     network = config["network"]
     if config["architecture"] == "transformer":
         return f"{network['depth']} blocks of width {network['width']}"
     return f"`{config['architecture']}`"
 
 
-def _schedule(schedule: Mapping[str, Any]) -> str | None:
+def _schedule(schedule: JSONMapping) -> str | None:
     numbers = ", ".join(f"{name} {value:g}" for name, value in schedule.items() if isinstance(value, float | int))
     return f"{schedule['name']}{f' ({numbers})' * bool(numbers)}" if schedule else None
 
 
-def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
+def _training(training: JSONMapping, data: JSONMapping) -> Iterator[str]:
     if not training and not data:
         return
     yield "## Training\n"
@@ -154,7 +156,7 @@ characters before and after correction.
 """
 
 
-def _results(results: Mapping[str, Any]) -> Iterator[str]:
+def _results(results: JSONMapping) -> Iterator[str]:
     if results:
         yield "## Results\n"
     if any(is_spelling(figures) for figures in results.values()):
@@ -169,7 +171,7 @@ def is_evaluation(figures: Any) -> bool:
     return isinstance(figures, Mapping) and "runs" in figures and "protocol_sha256" in figures.get("data", {})
 
 
-def _evaluated(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _evaluated(figures: JSONMapping) -> Iterator[tuple[str, str]]:
     """Perplexities with their intervals, and the data they were measured on."""
     data, runs = figures["data"], figures["runs"]
     yield "text", f"{data['set']}, {data.get('evaluated_sequences', '')} sequences of {data.get('length', '')} tokens"
@@ -189,7 +191,7 @@ def is_spelling(figures: Any) -> bool:
     return isinstance(figures, Mapping) and "fixed" in figures
 
 
-def _table(rows: Mapping[str, Any]) -> str:
+def _table(rows: JSONMapping) -> str:
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
     return "\n".join(["| | |", "|---|---|", *lines]) + "\n"
 

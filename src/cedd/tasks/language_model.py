@@ -43,7 +43,7 @@ from cedd.process import TokenProcess, seeded_generator
 from cedd.samplers import Constraint, SamplingOptions, SamplingSettings
 from cedd.spelling.correct import Corrected
 from cedd.spelling.options import CorrectionSettings
-from cedd.storage import atomic_write, expanded
+from cedd.storage import JSONMapping, atomic_write, expanded
 from cedd.tasks.card import model_card
 from cedd.tasks.classification import Classification, LogProbability, RankedText, classify, rank
 from cedd.tasks.correct import correct
@@ -501,7 +501,7 @@ class LanguageModel(LoadedModel):
         folder: str | Path,
         *,
         weights: str | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: JSONMapping | None = None,
         force: bool = False,
     ) -> None:
         """Write the model as a folder that `load` takes: config.json, model.safetensors, tokenizer, README.md.

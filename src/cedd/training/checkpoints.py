@@ -31,7 +31,17 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from cedd.storage import file_sha256, flush_folder, json_sha256, read_sealed, remove_folder, sealed, write_durably
+from cedd.storage import (
+    JSONMapping,
+    JSONObject,
+    file_sha256,
+    flush_folder,
+    json_sha256,
+    read_sealed,
+    remove_folder,
+    sealed,
+    write_durably,
+)
 from cedd.training.distributed import Ranks
 
 STATE_FILE = "state.json"
@@ -48,15 +58,15 @@ class RunIdentity:
         changeable: names of settings that may differ in a checkpoint.
     """
 
-    settings: Mapping[str, Any]
+    settings: JSONMapping
     changeable: Collection[str] = ()
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """The entry about the run in a checkpoint."""
         seed = self.settings.get("seed")
         return {"seed": seed, "config_sha256": json_sha256(self.settings), "settings": dict(self.settings)}
 
-    def difference(self, record: Mapping[str, Any]) -> str | None:
+    def difference(self, record: JSONMapping) -> str | None:
         """A description of the settings in which a checkpoint's run differs; None if it is the same run."""
         if record["config_sha256"] == json_sha256(self.settings):
             return None
@@ -115,7 +125,7 @@ class Checkpoints:
         except CheckpointException as failed:  # which wraps what happened on each rank, and is no Exception
             raise next(error for error, _ in failed.failures.values()) from failed
 
-    def _publish(self, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
+    def _publish(self, temporary: Path, target: Path, state: JSONMapping) -> None:
         """Add state.json with the checksums of all files, rename the folder, and remove the oldest checkpoints."""
         files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
         state = sealed({"format": FORMAT, "run": self.run.record(), "files": files, **state})
@@ -164,7 +174,7 @@ class Checkpoints:
             return step
         return -1
 
-    def _check_place(self, path: Path, step: int, state: Mapping[str, Any]) -> None:
+    def _check_place(self, path: Path, step: int, state: JSONMapping) -> None:
         """Refuse a checkpoint of another step than its folder's name, or of another run."""
         if state["step"] != step:
             right = self.path(state["step"]).name
@@ -187,7 +197,7 @@ class Checkpoints:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> JSONObject:
     """The contents of state.json of a complete checkpoint; a ValueError explains what is wrong with an incomplete
     one."""
     state = read_sealed(path / STATE_FILE)

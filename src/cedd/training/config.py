@@ -15,7 +15,7 @@ from cedd.data.data_config import DataConfig
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, locate
 from cedd.models.transformer_config import SIZES, NetworkOptions, TransformerConfig, wrap_of
 from cedd.names import ALIASES, suggestion
-from cedd.storage import expanded, from_json, read_json, reading
+from cedd.storage import JSONMapping, JSONObject, expanded, from_json, read_json, reading
 
 if TYPE_CHECKING:  # torch is imported when a run is checked or built, so that its settings can be shown without
     from cedd.process import TokenProcess
@@ -68,7 +68,7 @@ class ProcessConfig:
         place[path[-1]] = value
         return ProcessConfig(self.name, arguments)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JSONObject:
         """Its name and all arguments, including defaults, by dotted names: equal for equal processes."""
         return dotted(_without("vocab_size", self.build(2).config()), "process.")
 
@@ -77,13 +77,13 @@ _SCHEDULE_DEFAULTS: Mapping[str, Mapping[str, float]] = {"geometric": {"sigma_mi
 """Arguments of schedules that have no default of their own."""
 
 
-def _without(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def _without(name: str, record: JSONMapping) -> JSONObject:
     return {key: value for key, value in record.items() if key != name}
 
 
-def dotted(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(record: JSONMapping, prefix: str = "") -> JSONObject:
     """The values of nested mappings by dotted names."""
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     for name, value in record.items():
         found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
@@ -351,7 +351,7 @@ class TrainConfig:
         config = dataclasses.replace(PRESETS[name][1], **settings)
         return config if "process" in settings else with_alias(config)
 
-    def network(self, process: TokenProcess, causal: bool, labels: int = 0) -> tuple[str, dict[str, Any]]:
+    def network(self, process: TokenProcess, causal: bool, labels: int = 0) -> tuple[str, JSONObject]:
         """The architecture of the network, and its arguments. Networks of autoregressive methods (`causal`) have a
         start token, which is the mask."""
         if self.architecture == TRANSFORMER:
@@ -474,8 +474,8 @@ def _preset(
     return summary, TrainConfig(out=Path("(give --out)"), model=model, length=length, **settings)
 
 
-_CHARACTERS: dict[str, Any] = {"data": "python-manual", "method": "bayes-star", "process": ProcessConfig("roulette")}
-_LANGUAGE: dict[str, Any] = {
+_CHARACTERS: JSONObject = {"data": "python-manual", "method": "bayes-star", "process": ProcessConfig("roulette")}
+_LANGUAGE: JSONObject = {
     "data": "hf:Skylion007/openwebtext",
     "dropout": 0.1,
     "text": DataConfig(tokenizer="gpt2"),
@@ -595,7 +595,7 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
     with reading(folder / CONFIG_FILE):
         record = read_json(folder / CONFIG_FILE)
         network, called = record["network"], record["method"]
-        method: dict[str, Any] = {"name": called} if isinstance(called, str) else called
+        method: JSONObject = {"name": called} if isinstance(called, str) else called
         meaning = method.get("parameterization", {})
         process = dict(record["process"])
         return dataclasses.replace(
@@ -612,7 +612,7 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
         )
 
 
-def _network_of_record(config: TrainConfig, architecture: str, network: Mapping[str, Any]) -> dict[str, Any]:
+def _network_of_record(config: TrainConfig, architecture: str, network: JSONMapping) -> JSONObject:
     """The settings of a saved network."""
     if architecture == TRANSFORMER:
         options = {part.name: network[part.name] for part in dataclasses.fields(ModelConfig) if part.name in network}
@@ -623,12 +623,12 @@ def _network_of_record(config: TrainConfig, architecture: str, network: Mapping[
     return {"architecture": architecture, "architecture_arguments": own, "model": config.model}
 
 
-def is_autoregressive(arguments: Mapping[str, Any]) -> bool:
+def is_autoregressive(arguments: JSONMapping) -> bool:
     """Whether the arguments of a Llama-type architecture are those of an autoregressive network."""
     return arguments.get("attention") == "causal"
 
 
-def adapted(arguments: Mapping[str, Any], adapt: AdaptConfig, block: int | None) -> dict[str, Any]:
+def adapted(arguments: JSONMapping, adapt: AdaptConfig, block: int | None) -> JSONObject:
     """The arguments of an autoregressive network's architecture as those of a diffusion model with its weights."""
     start = arguments.get("mask_row")  # what an autoregressive network reads its start token from
     starts = adapt.start if adapt.start is not None else block is not None and start is not None
@@ -707,7 +707,7 @@ NAMES_OF_FILES = ("data", "text.validation", "text.tokenizer", "start")
 """Settings that name files. A resume may use other names for the same content."""
 
 
-def settings_of_run(config: TrainConfig) -> dict[str, Any]:
+def settings_of_run(config: TrainConfig) -> JSONObject:
     """The settings that identify a run, by dotted names such as optimizer.rate."""
     settings = {**flat(config), **config.process.settings()}
     del settings["process.arguments"]
@@ -760,9 +760,9 @@ def unused_settings(config: TrainConfig) -> dict[str, str]:
     return found
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat(config: Any, prefix: str = "") -> JSONObject:
     """All settings as JSON values, by dotted names such as optimizer.rate."""
-    settings: dict[str, Any] = {}
+    settings: JSONObject = {}
     for part in dataclasses.fields(config):
         value = getattr(config, part.name)
         nested = dataclasses.is_dataclass(value)

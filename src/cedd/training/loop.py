@@ -25,7 +25,7 @@ from cedd.models.folder import ModelFolder, description_of, load_folder, save_de
 from cedd.models.locate import TRAIN_FILE, WEIGHTS_FILE
 from cedd.models.weights import save_weights
 from cedd.objectives.score_entropy import ScoreEntropy
-from cedd.storage import expanded, from_json, reading, write_json
+from cedd.storage import JSONMapping, JSONObject, expanded, from_json, reading, write_json
 from cedd.training.checkpoints import STATE_FILE, Checkpoints, RunIdentity
 from cedd.training.config import (
     MAY_CHANGE,
@@ -85,7 +85,7 @@ class Hooks:
         """Measure the averaged weights, on the first rank. Lower is better; patience refers to this value."""
         return trainer.validation.measure(model, trainer.state.step, trainer.log)
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
+    def on_log(self, record: JSONMapping) -> None:
         """After each record of log.jsonl, on the first rank. A record has a step, a kind ("train", "bound", "sample",
         "change" or "nonfinite") and metrics, such as loss and rate, or nats_per_token and perplexity."""
 
@@ -404,12 +404,12 @@ class Trainer:
         return ModelFolder(self.state.model, self.process, method, self.data.tokenizer, self.config.length)
 
     @property
-    def _entries(self) -> dict[str, Any]:
+    def _entries(self) -> JSONObject:
         """The entries of config.json for tokens around each block and for labels, if any."""
         wrap = {} if self.config.text.wrap == "none" else {"wrap": self.config.text.wrap}
         return wrap | ({"labels": labels} if (labels := self.data.train.labels) else {})
 
-    def _describe(self, method: Method, results: Mapping[str, Any] | None = None) -> None:
+    def _describe(self, method: Method, results: JSONMapping | None = None) -> None:
         """Write all files of the run's model but its weights, and the results measured so far."""
         reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
         save_description(

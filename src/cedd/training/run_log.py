@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cedd.storage import atomic_file, atomic_write, finite
+from cedd.storage import JSONMapping, JSONObject, atomic_file, atomic_write, finite
 
 LOG_FILE = "log.jsonl"
 PLOT_FILE = "loss.png"
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[JSONObject]:
     """The records of a log; truncated and damaged lines are skipped."""
     return _split_log(path)[0]
 
 
-def _split_log(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _split_log(path: Path) -> tuple[list[JSONObject], int]:
     """The records of a log, and the number of complete lines that are not records."""
     if not path.is_file():
         return [], 0
@@ -31,7 +31,7 @@ def _split_log(path: Path) -> tuple[list[dict[str, Any]], int]:
     return [record for record in (*lines, last) if record is not None], lines.count(None)
 
 
-def _record_in(line: bytes) -> dict[str, Any] | None:
+def _record_in(line: bytes) -> JSONObject | None:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ class RunLog:
         step: int,
         console: Console,
         tensorboard: bool = False,
-        on_log: Callable[[Mapping[str, Any]], None] | None = None,
+        on_log: Callable[[JSONMapping], None] | None = None,
     ) -> None:
         self._on_log = on_log
         self._writer = _tensorboard_writer(folder, step) if tensorboard and folder is not None else None
@@ -112,7 +112,7 @@ class RunLog:
         atomic_write(path, b"".join(json.dumps(record).encode() + b"\n" for record in kept))
         return path.open("a", encoding="utf-8")
 
-    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, kind: str, values: JSONMapping) -> None:
         """Append a record to the file, and pass it to `on_log` and its numbers to TensorBoard."""
         record = {"step": step, "kind": kind, **finite(values)}
         if self._file is not None:

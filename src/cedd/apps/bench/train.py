@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from cedd.data.packing import PackedDataset
 from cedd.data.tokenizers import ByteTokenizer
 from cedd.data.training_data import TrainingData
 from cedd.device import pick_device
+from cedd.storage import JSONObject
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfig
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, switch_threads_often
@@ -57,7 +57,7 @@ def random_data(config: TrainConfig, vocab_size: int) -> TrainingData:
     """Random tokens in place of a text."""
     length, blocks = config.length, max(4 * config.batch.size, 64)
     tokens = np.random.default_rng(config.seed).integers(vocab_size, size=blocks * length)
-    header: dict[str, Any] = {"length": length, "blocks": blocks, "vocab_size": vocab_size}
+    header: JSONObject = {"length": length, "blocks": blocks, "vocab_size": vocab_size}
     dataset = PackedDataset(tokens.astype(np.uint32), header)
     return TrainingData(_NumberTokenizer(vocab_size), dataset, dataset)
 

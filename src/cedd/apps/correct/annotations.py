@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cedd.spelling.changes import Change, Corrected
+from cedd.storage import JSONObject
 
 RULE = "spelling"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -63,7 +63,7 @@ def sarif(files: Sequence[tuple[str, Sequence[Located]]], version: str) -> str:
     return json.dumps({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
 
 
-def _result(file: str, one: Located) -> dict[str, Any]:
+def _result(file: str, one: Located) -> JSONObject:
     change = one.change
     end_line, end_column = one.line + change.before.count("\n"), one.column + len(change.before)
     if end_line > one.line:

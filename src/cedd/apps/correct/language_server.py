@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from cedd.apps.correct.annotations import message
 from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
 from cedd.spelling.changes import Change, Corrected
+from cedd.storage import JSONObject
 
 SOURCE = "cedd"
 LONGEST_DOCUMENT = 1 << 20
@@ -89,7 +90,7 @@ class Lines:
         before = self.text[self.starts[low] : offset]
         return {"line": low, "character": len(before) + sum(ord(character) > 0xFFFF for character in before)}
 
-    def range(self, span: tuple[int, int]) -> dict[str, Any]:
+    def range(self, span: tuple[int, int]) -> JSONObject:
         """A range of the protocol."""
         return {"start": self.position(span[0]), "end": self.position(span[1])}
 
@@ -103,13 +104,13 @@ class LanguageServer:
         version: the version of the server.
     """
 
-    def __init__(self, correct: Callable[..., Corrected], send: Callable[[dict[str, Any]], None], version: str) -> None:
+    def __init__(self, correct: Callable[..., Corrected], send: Callable[[JSONObject], None], version: str) -> None:
         self.correct, self._send, self.version = correct, send, version
         self.documents: dict[str, Document] = {}
         self.pending: dict[str, None] = {}
         self.initialized = self.shut_down = False
 
-    def handle(self, message: dict[str, Any]) -> None:
+    def handle(self, message: JSONObject) -> None:
         """Answer a request, or act on a notification."""
         method, number = message.get("method"), message.get("id")
         if method is None:
@@ -140,7 +141,7 @@ class LanguageServer:
     def _fail(self, number: Any, code: int, said: str) -> None:
         self._send({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": said}})
 
-    def initialize(self, params: dict[str, Any]) -> dict[str, Any]:
+    def initialize(self, params: JSONObject) -> JSONObject:
         """The capabilities of the server."""
         del params
         self.initialized = True
@@ -151,12 +152,12 @@ class LanguageServer:
         }
         return {"capabilities": capabilities, "serverInfo": {"name": "cedd", "version": self.version}}
 
-    def shutdown(self, params: dict[str, Any]) -> None:
+    def shutdown(self, params: JSONObject) -> None:
         """Refuse all further requests."""
         del params
         self.shut_down = True
 
-    def did_open(self, params: dict[str, Any]) -> None:
+    def did_open(self, params: JSONObject) -> None:
         """Check a document that was opened."""
         item = params["textDocument"]
         name = PurePosixPath(unquote(urlsplit(item["uri"]).path)).name
@@ -164,7 +165,7 @@ class LanguageServer:
         self.documents[item["uri"]] = Document(item["text"], syntax, item.get("version"))
         self.pending[item["uri"]] = None
 
-    def did_change(self, params: dict[str, Any]) -> None:
+    def did_change(self, params: JSONObject) -> None:
         """Apply changes to a document, and check it."""
         uri = params["textDocument"]["uri"]
         document = self.documents[uri]
@@ -178,20 +179,20 @@ class LanguageServer:
         document.version, document.changes = params["textDocument"].get("version"), None
         self.pending[uri] = None
 
-    def did_close(self, params: dict[str, Any]) -> None:
+    def did_close(self, params: JSONObject) -> None:
         """Forget a document, and withdraw its diagnostics."""
         uri = params["textDocument"]["uri"]
         self.documents.pop(uri, None)
         self.pending.pop(uri, None)
         self._publish(uri, None, [])
 
-    def code_action(self, params: dict[str, Any]) -> list[dict[str, Any]]:
+    def code_action(self, params: JSONObject) -> list[JSONObject]:
         """A quick fix for each candidate of the misspelled words in a range, the best first."""
         uri = params["textDocument"]["uri"]
         document, only = self.documents[uri], params.get("context", {}).get("only")
         if only is not None and not any(kind == QUICK_FIX or QUICK_FIX.startswith(f"{kind}.") for kind in only):
             return []
-        lines, actions = Lines(document.text), list[dict[str, Any]]()
+        lines, actions = Lines(document.text), list[JSONObject]()
         start, stop = lines.offset(params["range"]["start"]), lines.offset(params["range"]["end"])
         for change in self.check(document):
             if change.span[0] <= stop and start <= change.span[1]:
@@ -222,7 +223,7 @@ class LanguageServer:
                 document.changes = restored(text, corrected, document.syntax).changes
         return document.changes
 
-    def diagnostic(self, lines: Lines, change: Change) -> dict[str, Any]:
+    def diagnostic(self, lines: Lines, change: Change) -> JSONObject:
         """A change as a diagnostic."""
         where = {"range": lines.range(change.span), "severity": WARNING}
         return {**where, "source": SOURCE, "code": "spelling", "message": message(change)}
@@ -235,7 +236,7 @@ class LanguageServer:
             lines = Lines(document.text)
             self._publish(uri, document.version, [self.diagnostic(lines, change) for change in self.check(document)])
 
-    def _publish(self, uri: str, version: int | None, diagnostics: list[dict[str, Any]]) -> None:
+    def _publish(self, uri: str, version: int | None, diagnostics: list[JSONObject]) -> None:
         params = {"uri": uri, "diagnostics": diagnostics, **({} if version is None else {"version": version})}
         self._send({"jsonrpc": "2.0", "method": "textDocument/publishDiagnostics", "params": params})
 
@@ -250,7 +251,7 @@ _HANDLERS: dict[str, Callable[[LanguageServer, dict[str, Any]], Any]] = {
 }
 
 
-def read_message(stream: BinaryIO) -> dict[str, Any] | None:
+def read_message(stream: BinaryIO) -> JSONObject | None:
     """The next message of a stream; None at its end."""
     size = None
     while line := stream.readline():
@@ -270,13 +271,13 @@ def read_message(stream: BinaryIO) -> dict[str, Any] | None:
 def serve(correct: Callable[..., Corrected], source: BinaryIO, sink: BinaryIO, version: str) -> int:
     """Serve one client until it exits; 0 if it asked for the shutdown before, otherwise 1."""
 
-    def send(message: dict[str, Any]) -> None:
+    def send(message: JSONObject) -> None:
         content = json.dumps(message).encode()
         sink.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
         sink.flush()
 
     def receive() -> None:
-        message: dict[str, Any] | Exception | None = None
+        message: JSONObject | Exception | None = None
         try:
             while (message := read_message(source)) is not None and message.get("method") != "exit":
                 received.put(message)

@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from cedd.models.locate import WEIGHTS_FILE
 from cedd.models.numpy_weights import CHECKSUM, FORMS, PackedArrays
 from cedd.models.transformer_config import TransformerConfig
 from cedd.spelling.changes import Watch
-from cedd.storage import from_json
+from cedd.storage import JSONMapping, from_json
 
 AROUND, BEFORE = 31, 19
 """Tokens around a place that are read; at most this many of them before it."""
@@ -200,7 +200,7 @@ def batches(queries: Mapping[Gap, Collection[Query]]) -> Iterator[list[Gap]]:
         yield group
 
 
-def reads_without_torch(config: Mapping[str, Any]) -> bool:
+def reads_without_torch(config: JSONMapping) -> bool:
     """Whether `load_left_to_right` supports the model that a config.json describes: a transformer on a masking process,
     not conditioned on time."""
     network, process = config["network"], config["process"]

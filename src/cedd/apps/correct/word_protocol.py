@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from cedd.apps.correct.words import like
 from cedd.spelling.shares import Share
+from cedd.storage import JSONObject
 
 LISTS = ("birkbeck", "holbrook", "norvig", "wikipedia")
 PARTS = {"train": 60, "dev": 20, "test": 20}
@@ -206,7 +207,7 @@ class WordOutcomes:
         mistakes, fixed, altered, right, broken = columns
         return WordOutcomes(Share(fixed, mistakes), Share(altered, mistakes), Share(broken, right))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         return {"fixed": self.fixed.record(), "altered": self.altered.record(), "broken": self.broken.record()}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from cedd.apps.report.records import CorrectionFigures, Infilling, ReportOptions
 from cedd.apps.report.runs import Opened, OpenedRun
-from cedd.storage import atomic_write
+from cedd.storage import JSONObject, atomic_write
 from cedd.training.config import PRESETS, TrainConfig, dotted, flat, starting_from
 
 HELD_OUT_TEXT, HELD_OUT_DOCUMENTS = "held-out.txt", "held-out.jsonl"
@@ -94,7 +94,7 @@ def _saved_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
 def train_command(config: TrainConfig) -> str:
     """`cedd train` with the preset that is nearest and what differs from it."""
     asked = flat(config)
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, JSONObject] = {}
     for name, (_, preset) in PRESETS.items():
         usual = flat(_said_by(preset, config)) | {"start": None}
         changes[name] = {key: value for key, value in asked.items() if value != usual[key]}

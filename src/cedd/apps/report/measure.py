@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from cedd.spelling.correct import corrections
 from cedd.spelling.corruption import corrupt_letters
 from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import outcomes
+from cedd.storage import JSONMapping
 from cedd.tasks import Trajectory
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
@@ -195,7 +196,7 @@ def training_bounds(opened: Opened, figures: BoundFigures) -> list[tuple[int, fl
     return [(r["step"], r["nats_per_token"] * scale, _half_width(r) * scale) for r in records]
 
 
-def _half_width(record: Mapping[str, Any]) -> float:
+def _half_width(record: JSONMapping) -> float:
     """Half the width of the 95% interval that an evaluation during training recorded; 0 without one."""
     low, high = record["ci95"]
     return (high - low) / 2 if low is not None and high is not None else 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cedd.storage import finite
+from cedd.storage import JSONObject, finite
 
 if TYPE_CHECKING:
     from cedd.evaluation.baselines import Baseline
@@ -123,7 +123,7 @@ class RunReport:
     tokens: Sequence[TokenCosts] = ()
     """Texts whose tokens are coloured by cost."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """The figures and texts as JSON values; numbers that are not finite are null."""
         values = asdict(self)
         for name in ("animation", "noise", "tokens"):
@@ -158,6 +158,6 @@ class RunComparison:
     held_out: bool = True
     """The name of the text, as in `RunReport`."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JSONObject:
         """The figures as JSON values."""
         return finite(asdict(self))

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from cedd.data.evaluation_sets import EvaluationData
 from cedd.data.training_data import TrainingData
 from cedd.evaluation.perplexity import choose_sequences, data_for
 from cedd.models.locate import TRAIN_FILE, locate
-from cedd.storage import expanded
+from cedd.storage import JSONObject, expanded
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.card import constant_shares
 from cedd.training.config import TrainConfig, read_config
@@ -72,7 +71,7 @@ class Opened(ABC):
         return {}
 
     @property
-    def log(self) -> list[dict[str, Any]]:
+    def log(self) -> list[JSONObject]:
         """What was recorded while it trained."""
         return []
 
@@ -149,7 +148,7 @@ class OpenedRun(Opened):
         return len(self.text(blocks))
 
     @property
-    def log(self) -> list[dict[str, Any]]:
+    def log(self) -> list[JSONObject]:
         return read_log(self.path / LOG_FILE)
 
     @property

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -31,6 +30,7 @@ from cedd.apps.serve.scheduler import JobGroup, Scheduler, error_for
 from cedd.apps.serve.security import SecurityMiddleware, page_policy
 from cedd.apps.serve.structured_output import asks_for_structure
 from cedd.names import printable
+from cedd.storage import JSONObject
 
 LOG = logging.getLogger("cedd.apps.serve")
 BODY_TIMEOUT = 20.0
@@ -83,7 +83,7 @@ class Handlers:
             raise unknown_model(name, self.registry)
         return json_response(self.model_record(name))
 
-    def model_record(self, name: str) -> dict[str, Any]:
+    def model_record(self, name: str) -> JSONObject:
         """A model in OpenAI's form."""
         return {"id": name, "object": "model", "created": 0, "owned_by": "cedd", **self.registry.info[name]}
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cedd.apps.correct.decisions import Scores
 from cedd.apps.correct.engine import lexicon_file, reader_beside, word_scores
@@ -18,6 +17,7 @@ from cedd.apps.serve.scheduler import Job
 from cedd.models.loaded_model import LoadedModel
 from cedd.samplers.memory import Memory
 from cedd.spelling.changes import Watch
+from cedd.storage import JSONMapping
 from cedd.tasks.correct import correct, correction_record
 
 LOG = logging.getLogger("cedd.apps.serve")
@@ -40,7 +40,7 @@ class CorrectionTask:
     model: LoadedModel
     text: str
     engine: str
-    options: Mapping[str, Any]
+    options: JSONMapping
     suggest: int | None = None
     memory: Memory | None = None
     reader_pool: ReaderPool | None = None

@@ -22,11 +22,12 @@ from cedd.models.loaded_model import LoadedModel
 from cedd.network import AllowedTokens, Network, Places
 from cedd.samplers import Fixed, SamplingOptions
 from cedd.spelling.scores import leave_one_out, rate_of_time
+from cedd.storage import JSONObject
 from cedd.tasks import LanguageModel
 from cedd.tasks.template import Template
 from cedd.tasks.windows import windows_of_filled_text
 
-Record = dict[str, Any]
+Record = JSONObject
 TokenLogProbability = tuple[float, dict[str, float]]
 """The log-probability of a token, and those of the most probable tokens at its position, by their texts."""
 

@@ -8,7 +8,6 @@ token, and for each process its two curves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -25,6 +24,7 @@ from cedd.process import (
     uniform_noise,
     uniform_tokens,
 )
+from cedd.storage import JSONObject
 
 PROCESSES_SHOWN: Mapping[str, Callable[[int], TokenProcess]] = {
     "absorb": absorb,
@@ -36,7 +36,7 @@ PROCESSES_SHOWN: Mapping[str, Callable[[int], TokenProcess]] = {
 TIMES = 101
 
 
-def noise_curves(tokenizer: Tokenizer, text: str, seed: int) -> dict[str, Any]:
+def noise_curves(tokenizer: Tokenizer, text: str, seed: int) -> JSONObject:
     """The tokens of a text, a uniform number and a random token for each, and the curves of the processes."""
     ids, size = torch.from_numpy(encode_verbatim(tokenizer, text)), tokenizer.vocab_size
     generator, host = seeded_generator(seed), torch.device("cpu")

@@ -13,6 +13,7 @@ from cedd.apps.serve.endpoints import ENDPOINTS, ParsedRequest
 from cedd.apps.serve.limits import Limits, RequestError
 from cedd.apps.serve.registry import ModelRegistry
 from cedd.apps.serve.request_fields import REQUIRED, RequestFields
+from cedd.storage import JSONMapping, JSONObject
 
 Default = TypeVar("Default")
 
@@ -69,7 +70,7 @@ class DescribedFields(RequestFields):
 
     def __init__(self) -> None:
         super().__init__(b"{}")
-        self.properties: dict[str, dict[str, Any]] = {}
+        self.properties: dict[str, JSONObject] = {}
         self.required: list[str] = []
 
     def _describe(self, name: str, default: Any, instead: Any, **schema: Any) -> Any:
@@ -118,9 +119,7 @@ class DescribedFields(RequestFields):
         raise AllRead
 
 
-def request_schema(
-    parse: Callable[..., ParsedRequest], registry: ModelRegistry, limits: Limits
-) -> dict[str, Any] | None:
+def request_schema(parse: Callable[..., ParsedRequest], registry: ModelRegistry, limits: Limits) -> JSONObject | None:
     """The JSON schema of the requests to an endpoint; None if no model here can do its task."""
     fields = DescribedFields()
     try:
@@ -137,11 +136,11 @@ def request_schema(
     }
 
 
-def openapi_document(registry: ModelRegistry, limits: Limits, version: str) -> dict[str, Any]:
+def openapi_document(registry: ModelRegistry, limits: Limits, version: str) -> JSONObject:
     """The server's endpoints in the OpenAPI format, version 3.1."""
     anything = {"application/json": {"schema": {"type": "object"}}}
     failed = {"description": "Why it could not be done.", "content": _json({"$ref": "#/components/schemas/Error"})}
-    paths: dict[str, Any] = {
+    paths: JSONObject = {
         path: {"get": {"summary": summary, "responses": {"200": {"description": "OK", "content": anything}}}}
         for path, summary in (
             ("/healthz", "Whether the server runs, and how many requests are waiting and running."),
@@ -172,5 +171,5 @@ def openapi_document(registry: ModelRegistry, limits: Limits, version: str) -> d
     }
 
 
-def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _json(schema: JSONMapping) -> JSONObject:
     return {"application/json": {"schema": schema}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cedd.apps.correct.engine import judge_of_words, lexicon_file, reader_beside
 from cedd.apps.correct.word_by_word import words_folder
@@ -14,7 +13,7 @@ from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS, SamplingOptions, get_sampler
 from cedd.samplers.memory import Memory
 from cedd.spelling.engines import default_engine
-from cedd.storage import expanded
+from cedd.storage import JSONObject, expanded
 from cedd.tasks import LanguageModel, load
 
 TASKS = {
@@ -94,7 +93,7 @@ class ModelRegistry(Mapping[str, LanguageModel]):
         return sorted(found, key=lambda name: task == "correct" and lexicon_file(self[name]) is None)
 
 
-def _model_info(model: LanguageModel) -> dict[str, Any]:
+def _model_info(model: LanguageModel) -> JSONObject:
     defaults = model.with_defaults(SamplingOptions(), model.length)
     return {
         "method": model.method.name,

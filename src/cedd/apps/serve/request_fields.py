@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from cedd.apps.serve.limits import RequestError
 from cedd.names import suggestion
+from cedd.storage import JSONMapping, JSONObject
 
 Default = TypeVar("Default")
 REQUIRED: Any = object()
@@ -37,7 +38,7 @@ class RequestFields:
         defaults: values of fields that it does not have; a default of None is ignored.
     """
 
-    def __init__(self, body: bytes, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, body: bytes, defaults: JSONMapping = MappingProxyType({})) -> None:
         try:
             record = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
@@ -45,7 +46,7 @@ class RequestFields:
             raise RequestError(400, f"the body must be a JSON object in UTF-8, such as {example}") from None
         if not isinstance(record, dict):
             raise RequestError(400, "the body must be a JSON object, with named fields")
-        self._left: dict[str, Any] = {name: value for name, value in record.items() if value is not None}
+        self._left: JSONObject = {name: value for name, value in record.items() if value is not None}
         self._defaults = {name: value for name, value in defaults.items() if value is not None}
         self._known: list[str] = []
 

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from cedd.apps.serve.limits import RequestError
+from cedd.storage import JSONObject
 
 END = "data: [DONE]\n\n"
 """The last event of a stream, as OpenAI's clients expect it."""
@@ -34,7 +35,7 @@ def event(record: Any) -> str:
     return f"data: {encoded(record)}\n\n"
 
 
-async def event_stream(records: AsyncIterator[dict[str, Any] | RequestError]) -> AsyncIterator[str]:
+async def event_stream(records: AsyncIterator[JSONObject | RequestError]) -> AsyncIterator[str]:
     """Records as server-sent events, and the end of the stream."""
     async for record in records:
         yield event(record.record if isinstance(record, RequestError) else record)

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from cedd.apps.serve.batcher import Batcher, Cancelled, Fiber
 from cedd.apps.serve.limits import Limits, RequestError, server_busy
+from cedd.storage import JSONObject
 
 LOG = logging.getLogger("cedd.apps.serve")
 GATHER_SECONDS = 0.003
@@ -47,7 +48,7 @@ class Task(Protocol):
         ...
 
 
-Outbox = asyncio.Queue["tuple[Job, dict[str, Any] | RequestError]"]
+Outbox = asyncio.Queue["tuple[Job, JSONObject | RequestError]"]
 """Records with the job that each belongs to."""
 
 
@@ -69,18 +70,18 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self.outbox: Outbox = outbox or asyncio.Queue()
 
-    def send(self, step: dict[str, Any]) -> None:
+    def send(self, step: JSONObject) -> None:
         """Send a step if the client asked for steps."""
         if self.streams and not self.abandoned:
             self._put(step)
 
-    def finish(self, result: dict[str, Any] | RequestError) -> None:
+    def finish(self, result: JSONObject | RequestError) -> None:
         """Send the result, the last record of the job."""
         if not self.done:
             self.done = True
             self._put(result)
 
-    def _put(self, record: dict[str, Any] | RequestError) -> None:
+    def _put(self, record: JSONObject | RequestError) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self.outbox.put_nowait, (self, record))
 
@@ -98,7 +99,7 @@ class JobGroup:
         self._outbox: Outbox = asyncio.Queue()
         self.jobs = [Job(task, timeout, streams, self._outbox) for task in tasks]
 
-    async def records(self) -> AsyncIterator[tuple[int, dict[str, Any] | RequestError]]:
+    async def records(self) -> AsyncIterator[tuple[int, JSONObject | RequestError]]:
         """Steps and results as they arrive, with the index of the job. A result is the last record of its job; an error
         is the last record of all."""
         left = len(self.jobs)
@@ -107,9 +108,9 @@ class JobGroup:
             left = 0 if isinstance(record, RequestError) else left - ("step" not in record)
             yield self.jobs.index(job), record
 
-    async def answers(self) -> list[dict[str, Any]] | RequestError:
+    async def answers(self) -> list[JSONObject] | RequestError:
         """The results alone, or the first error."""
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, JSONObject] = {}
         async for number, record in self.records():
             if isinstance(record, RequestError):
                 return record
