@@ -4,7 +4,7 @@
     python benchmarks/bound_coverage.py --processes uniform    # some cells; also --methods and --bounds
     python benchmarks/bound_coverage.py --processes "roulette .05" "hybrid .99" --bounds tight    # the hard ones
     python benchmarks/bound_coverage.py --networks sharp near-zero --repetitions 400 --sequences 500    # overconfident
-    python benchmarks/bound_coverage.py --table                # writes the tables of docs/results/intervals.md
+    python benchmarks/bound_coverage.py --table                # prints every table, writes docs/results/intervals.md
 
 A cell is a method, a process, a bound and a number of sequences N. Its networks are random smooth functions of noisy
 sequence and time. They are bad, so that costs are uneven and a few draws can dominate the estimate, which is the hard
@@ -34,7 +34,7 @@ import json
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -267,15 +267,33 @@ def table(rows: Sequence[dict[str, Any]], wanted: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def summary(places: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """The lowest and highest shares over processes, in Markdown: a row per kind of network, method and bound."""
+    heads = [*(f"{title}, N = 64" for title in SHARES.values()), "population, larger N", "these sequences, larger N"]
+    lines = [f"| networks | method | bound | {' | '.join(heads)} |", f"|---|---|---|{'--:|' * len(heads)}"]
+    names = {"random": "random", "hard": "random, hardest processes", "overconfident": "overconfident"}
+    columns = [(share, False) for share in SHARES] + [("population", True), ("these", True)]
+    for place, rows in places.items():
+        for method, bound in dict.fromkeys((row["method"], row["bound"]) for row in rows):
+            group = [row for row in rows if (row["method"], row["bound"]) == (method, bound)]
+            cells: list[str] = []
+            for share, larger in columns:
+                found = [row[share] for row in group if (row["sequences"] > 64) == larger and row[share] is not None]
+                cells.append(f"{min(found):.1%} to {max(found):.1%}" if found else "")
+            shown = "`tight`" if bound == "tight" else "`j1`, `j2`"
+            lines.append(f"| {names[place]} | `{method}` | {shown} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """The tables of docs/results/intervals.md, by the names of their markers."""
+    """Every table of the results by its name. docs/results/intervals.md shows "coverage"."""
     places: dict[str, list[dict[str, Any]]] = {}
     for row in found.values():
         overconfident = row.get("kind", "random") != "random"
         place = "overconfident" if overconfident else "hard" if row["process"] in HARD else "random"
         places.setdefault(place, []).append(row)
     intervals = ("population", "these")
-    return {
+    return {"coverage": summary(places)} | {
         f"coverage-{place}": table(rows, (*SHARES,) if place == "random" else intervals)
         for place, rows in places.items()
     }
@@ -324,10 +342,14 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1000, help="repetitions per cell (R)")
     parser.add_argument("--workers", type=int, default=1, help="worker processes, one core each")
     parser.add_argument("--results", type=Path, default=RESULTS, help="results file")
-    parser.add_argument("--table", action="store_true", help="only write the tables of docs/results/intervals.md")
+    parser.add_argument(
+        "--table", action="store_true", help="only print the tables, and write docs/results/intervals.md"
+    )
     options = parser.parse_args()
     if options.table:
-        write_page(PAGE, tables(results(options.results)))
+        made = tables(results(options.results))
+        print("\n\n".join(made.values()))
+        write_page(PAGE, made)
         return
     number, repetitions = options.sequences, options.repetitions
     if options.networks:

@@ -140,22 +140,61 @@ class Rows:
 
 
 def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
-    """Every table in Markdown, by the name of its marker in the page."""
+    """Every table in Markdown by its name. The page shows the first two."""
     rows = Rows(content, arguments)
     return {
+        "summary": _summary(rows),
+        "differences": _differences(rows),
         "protocol": _protocol(rows),
         "bounds": _bounds(rows, MAIN),
         "paper-bounds": _paper_bounds(rows, MAIN),
-        "order": _order(rows),
-        "bayes": _bayes(rows),
+        "order": _paired(rows, PAPERS_ORDER),
+        "bayes": _paired(rows, LEAVE_ONE_OUT),
         "generative": _generative(rows, MAIN, PAPER_GENERATIVE) + _real(rows, rows.protocol.get("length")),
         "shares": _shares(rows),
         "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(rows),
-        "long-order": _long_order(rows),
+        "long-order": _paired(rows, LONG_ORDER),
         "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
         "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE) + _real(rows, LONG),
         "curves": _curves(rows),
     }
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The page
+
+
+def _shown(rows: Rows) -> dict[str, str]:
+    """Names and titles of the texts that the page shows: a test set with a figure of the paper, and held-out text."""
+    titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
+    return {name: titles[name] for name in ("wikitext2", "wikipedia") if name in titles}
+
+
+def _summary(rows: Rows) -> str:
+    """A line per row: its bounds on the shown texts, j1, its samples, and the paper's figures."""
+    texts, papers = _shown(rows), {**PAPER_SHARES, **PAPER_GENERATIVE}
+    j1 = "wikitext2" in texts
+    heads = [*(f"{title}, at most" for title in texts.values()), *(["J1", "paper"] if j1 else [])]
+    heads += ["samples, by smollm2", "paper", "entropy"]
+    lines = [f"| perplexity | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
+    for title, _, row in rows.of((*MAIN, *SHARES[1:], *LONG_CELLS)):
+        if row is None:
+            lines.append(f"| {title} |{f' {NOT_YET} |' * len(heads)}")
+            continue
+        found, name = [_perplexity(row["texts"][text]["tight"]) for text in texts], _without_recipe(title)
+        if j1:
+            paper = PAPER.get(name, (None,) * len(SETS))[list(SETS).index("wikitext2")]
+            found += [_j1(row["texts"]["wikitext2"]), _plain(paper)]
+        steps = max(row["samples"], key=int)
+        sampled = row["samples"][steps]
+        found += [_judged(sampled["judges"].get("smollm2")), _plain(papers.get(name)) if steps == "1024" else ""]
+        lines.append(f"| {title} | {' | '.join(found)} | {sampled['token_entropy']:.2f} |")
+    return "\n".join(lines)
+
+
+def _differences(rows: Rows) -> str:
+    """The paired differences of all orders on the shown texts, with the number of texts on which they hold."""
+    return _paired(rows, [*PAPERS_ORDER, *LEAVE_ONE_OUT, *LONG_ORDER], _shown(rows))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -243,38 +282,31 @@ def _j1(bounds: Mapping[str, Any]) -> str:
 # The paper's order
 
 
-def _order(rows: Rows) -> str:
-    """Differences of neighbours in the paper's order."""
-    return _paired(rows, [(*pair, process) for process in ON for pair in pairwise(ORDER)])
+PAPERS_ORDER = [(*pair, process) for process in ON for pair in pairwise(ORDER)]
+"""Neighbours in the paper's order."""
+LEAVE_ONE_OUT = [("bayes-star", "cedd-star", process) for process in ON]
+"""The effect of Bayes' rule for visible tokens; on absorb, where it changes nothing, the effect of chance."""
+LONG_ORDER = [("cedd-star", other, f"absorb@{LONG}") for other in ("sedds", "ceddt")]
+"""Long sequences; CEDD* is the paper's best method on most sets."""
 
 
-def _bayes(rows: Rows) -> str:
-    """The effect of Bayes' rule for visible tokens; on absorb, where it changes nothing, the effect of chance."""
-    return _paired(rows, [("bayes-star", "cedd-star", process) for process in ON])
-
-
-def _long_order(rows: Rows) -> str:
-    """Differences for long sequences; CEDD* is the paper's best method on most sets."""
-    return _paired(rows, [("cedd-star", other, f"absorb@{LONG}") for other in ("sedds", "ceddt")])
-
-
-def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
-    """A line for each (better, worse, process): the paired difference on every text, the number of texts on which the
-    first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
-    texts = [*rows.sets, *rows.held_out]
-    heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
+def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], only: Mapping[str, str] | None = None) -> str:
+    """A line for each (better, worse, process): the paired difference on every text (of `only`), the number of texts on
+    which the first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
+    titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
+    texts, heads = [*titles], [*(only or titles).values()]
     lines = [f"| nats per token, paired by block | {' | '.join(heads)} | ahead | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
         names = [f"{method}/{process}" for method in (better, worse)]
         pair, paper = [_best(rows, name) for name in names], _ahead_in_paper(*names)
         if None in pair:
-            lines.append(f"| {better} − {worse}, {process} |{f' {NOT_YET} |' * len(texts)} | {paper} |")
+            lines.append(f"| {better} − {worse}, {process} |{f' {NOT_YET} |' * len(heads)} | {paper} |")
             continue
         first, second = (str(cell) for cell in pair)
         found = {text: _difference(rows, first, second, text) for text in texts}
         verdict = _verdict({text: interval for text, (_, interval) in found.items()})
-        shown = " | ".join(text for text, _ in found.values())
+        shown = " | ".join(found[text][0] for text in only or titles)
         lines.append(f"| {first} − {second} | {shown} | {verdict} | {paper} |")
     return "\n".join(lines)
 

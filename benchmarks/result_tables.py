@@ -1,6 +1,7 @@
-"""Every table of docs/results that comes from benchmarks/results, written into its page.
+"""Every table that comes from benchmarks/results. The short ones are written into the pages of docs/results.
 
-    python benchmarks/result_tables.py
+    python benchmarks/result_tables.py                   # writes the pages
+    python benchmarks/result_tables.py --print samplers  # prints all tables of a page, also those that it does not show
 
 The tables of samplers and of correctors are made here, those of language, spelling and intervals by the scripts that
 measured them.
@@ -27,9 +28,11 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 JUDGE = "smollm2.gguf"
 STEPS = (8, 16, 32, 64, 128, 1024)
+SHOWN_STEPS = (8, 32, 128, 1024)
 LOW_ENTROPY = 4.1
 RATIO = "its ratio to 1024 steps"
 KINDS = ("replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
+SHOWN_KINDS = ("missing", "several", "real word", "joined", "split")
 
 
 def interval(estimate: IntervalEstimate | None, digits: int = 0) -> str:
@@ -44,6 +47,30 @@ def interval(estimate: IntervalEstimate | None, digits: int = 0) -> str:
 def points(folder: str) -> list[Point]:
     """The judged cells of a kept frontier."""
     return Frontier(RESULTS / folder).points(JUDGE)
+
+
+def ratios_to_most_steps(found: Sequence[CurveComparison]) -> str:
+    """The perplexity of the analytic sampler over that of 1024 steps, with a row for each run."""
+    steps = [one for one in STEPS if one < max(STEPS)]
+    lines = [f"| process | {' | '.join(map(str, steps))} |", "|---|" + "---|" * len(steps)]
+    for run in dict.fromkeys(one.curve.run for one in found):
+        row = {one.curve.steps: one.over_most_steps for one in found if one.curve.run == run}
+        name = "absorb" if run == "english" else run
+        lines.append(f"| {name} | {' | '.join(interval(row[step], 2) for step in steps)} |")
+    return "\n".join(lines)
+
+
+def by_sampler(real: Sequence[CurveComparison], low: Sequence[CurveComparison]) -> str:
+    """A row for each sampler, a column for each shown number of steps and each of two entropies."""
+    heads = [f"{steps} steps" for steps in SHOWN_STEPS] + [f"{steps} steps, at 4.1 nats" for steps in SHOWN_STEPS[1:]]
+    lines = [f"| sampler | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
+    for sampler in dict.fromkeys(one.curve.sampler for one in real):
+        cells: list[str] = []
+        for found, shown in ((real, SHOWN_STEPS), (low, SHOWN_STEPS[1:])):
+            row = {one.curve.steps: one.perplexity for one in found if one.curve.sampler == sampler}
+            cells += [interval(row[steps]) if steps in row else "" for steps in shown]
+        lines.append(f"| `{sampler}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def by_steps(found: Sequence[CurveComparison], *, runs: bool, ratios: Sequence[tuple[str, str]]) -> str:
@@ -84,10 +111,15 @@ def sampler_tables() -> dict[str, str]:
     assert real_of_others is not None
     first = [("english", "analytic")]
     of_others = [(run, "analytic") for run in ("roulette", "uniform", "hybrid")] + [("uniform", "stratified")]
+    at_real, at_low = compare_curves(english, real), compare_curves(english, LOW_ENTROPY)
+    of_processes = compare_curves(others, real_of_others)
+    analytic = [one for one in (*at_real, *of_processes) if one.curve.sampler == "analytic"]
     return {
-        "frontier": by_steps(compare_curves(english, real), runs=False, ratios=first),
-        "frontier-low": by_steps(compare_curves(english, LOW_ENTROPY), runs=False, ratios=first),
-        "frontier-processes": by_steps(compare_curves(others, real_of_others), runs=True, ratios=of_others),
+        "steps": ratios_to_most_steps(analytic),
+        "samplers": by_sampler(at_real, at_low),
+        "frontier": by_steps(at_real, runs=False, ratios=first),
+        "frontier-low": by_steps(at_low, runs=False, ratios=first),
+        "frontier-processes": by_steps(of_processes, runs=True, ratios=of_others),
         "frontier-top-p": with_top_p(points("frontier-english")),
     }
 
@@ -99,23 +131,41 @@ def percent(share: Mapping[str, float], *, ends: bool = True) -> str:
     return f"{100 * share['share']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
 
 
-def correctors(file: str) -> str:
-    """The shares of each corrector in a file of results."""
+def correctors(file: str, kinds: Sequence[str] = KINDS) -> str:
+    """The shares of each corrector in a file of results, with columns for these kinds of errors."""
     tools: dict[str, Any] = json.loads((RESULTS / file).read_text("utf-8"))["tools"]
-    names = ("fixed, %", "miscorrected, %", "error-free words changed, %", *KINDS, "characters per CPU second")
+    names = ("fixed, %", "miscorrected, %", "error-free words changed, %", *kinds, "characters per CPU second")
     lines = [f"| tool | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
     for tool, found in tools.items():
         groups = found["groups"]
-        kinds = [percent(groups[kind]["fixed"], ends=False) if kind in groups else "" for kind in KINDS]
+        shares = [percent(groups[kind]["fixed"], ends=False) if kind in groups else "" for kind in kinds]
         changed = f"{100 * groups['clean']['broken']['share']:.2f}"
-        cells = [percent(groups["real"]["fixed"]), percent(groups["real"]["altered"]), changed, *kinds]
+        cells = [percent(groups["real"]["fixed"]), percent(groups["real"]["altered"]), changed, *shares]
         lines.append(f"| {tool} | {' | '.join(cells)} | {found['characters_per_cpu_s']:,} |")
+    return "\n".join(lines)
+
+
+def correction_sets() -> str:
+    """The shares of cedd correct on each set of errors."""
+    files = {
+        "never used before": "correctors-unused.json",
+        "seen during development": "correctors.json",
+        "seen during development, larger": "correctors-1003.json",
+    }
+    lines = ["| errors | number | fixed, % | miscorrected, % | error-free words changed, % |", "|---|--:|--:|--:|--:|"]
+    for title, file in files.items():
+        groups = json.loads((RESULTS / file).read_text("utf-8"))["tools"]["cedd correct"]["groups"]
+        real, clean = groups["real"], groups["clean"]["broken"]
+        cells = [f"{real['fixed']['total']:,}", percent(real["fixed"]), percent(real["altered"])]
+        lines.append(f"| {title} | {' | '.join(cells)} | {100 * clean['share']:.2f} |")
     return "\n".join(lines)
 
 
 def correction_tables() -> dict[str, str]:
     """The tables of the page on correction."""
     return {
+        "tools": correctors("correctors-unused.json", SHOWN_KINDS),
+        "sets": correction_sets(),
         "unused": correctors("correctors-unused.json"),
         "all-tools": correctors("correctors.json"),
         "large": correctors("correctors-1003.json"),
@@ -154,10 +204,17 @@ def all_tables() -> dict[str, dict[str, str]]:
 
 
 def main() -> int:
-    """Write them."""
-    parser_of(__doc__).parse_args()
-    for page, made in all_tables().items():
-        write_page(PAGES / page, made)
+    """Write the pages, or print the tables of one."""
+    parser = parser_of(__doc__)
+    names = ("language", "spelling", "intervals", "samplers", "correction", "blocks")
+    parser.add_argument("--print", dest="page", choices=names, help="only print all tables of this page")
+    arguments = parser.parse_args()
+    made = all_tables()
+    if arguments.page is not None:
+        print("\n\n".join(f"{name}\n\n{table}" for name, table in made[f"{arguments.page}.md"].items()))
+        return 0
+    for page, found in made.items():
+        write_page(PAGES / page, found)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from cells import different_seeds, last_shared_step, mean_with_interval, with_curves
 from spelling_books import SEEN
-from spelling_recipes import METHODS, PAPER, PROCESSES, TEST_BOOKS, own_settings, read_cell
+from spelling_recipes import METHODS, OURS, PAPER, PROCESSES, TEST_BOOKS, own_settings, read_cell
 
 from cedd.storage import atomic_write
 from cedd.training.config import TrainConfig, from_json
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 STYLES = ("--", ":", "-.", (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)))
 """Line styles of a method's curves, except the curve with the paper's settings, which is solid."""
+
+SHOWN = {"": "", "half": ", half the learning rate", "50000": ""}
+"""The recipes whose rows the page shows, and what their titles say of them."""
 
 
 def tested(content: Mapping[str, Any]) -> list[str]:
@@ -82,13 +85,31 @@ def of_the_paper(cell: str, record: Mapping[str, Any], step: int) -> tuple[float
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """The measured shares next to the paper's, in Markdown, by the name of the marker. Runs shorter than the paper's
-    are left out if there are longer ones."""
+    """The measured shares next to the paper's, in Markdown, by the name of the marker. The page shows "summary". Runs
+    shorter than the paper's are left out if there are longer ones."""
     cells = {cell: content["cells"][cell] for cell in tested(content)}
     long = {cell: record for cell, record in cells.items() if record["curve"][-1]["step"] >= min(PAPER)}
     if not cells:
-        return {"measured": "nothing was tested yet"}
-    return {"measured": _measured(long or cells)}
+        return dict.fromkeys(("summary", "measured"), "nothing was tested yet")
+    return {"summary": _summary(long or cells), "measured": _measured(long or cells)}
+
+
+def _summary(cells: Mapping[str, Any]) -> str:
+    """The rows of the paper, with its figures, and ours."""
+    lines = ["| method and process | steps | PAP, % | paper | CAP, % | paper |", "|---|--:|--:|--:|--:|--:|"]
+    for cell, record in cells.items():
+        plain, _, recipe = cell.partition("+")
+        if cell != OURS and recipe not in SHOWN:
+            continue
+        if cell != OURS and read_cell(plain).highest_time < 1:
+            continue
+        last = record["curve"][-1]
+        papers = of_the_paper(cell, record, last["step"]) or ("", "")
+        scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
+        found = [cell for pair in zip(scores, papers, strict=True) for cell in pair]
+        title = "our settings (bayes-star/roulette)" if cell == OURS else f"{plain}{SHOWN[recipe]}"
+        lines.append(f"| {title} | {last['step']:,} | {' | '.join(map(str, found))} |")
+    return "\n".join(lines)
 
 
 def _measured(cells: Mapping[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """The tables on the pages of results are those that the kept figures give."""
 
+import re
+
 import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS, definitions
@@ -13,7 +15,11 @@ def script():
 
 
 def check(script, page: str, made: dict[str, str]) -> None:
+    """Every place for a table has a table, which is the one on the page."""
     text = (PAGES / page).read_text("utf-8")
+    places = set(re.findall(r"^<!-- end of ([\w-]+) -->$", text, re.MULTILINE))
+    assert places
+    assert places <= set(made)
     assert script.with_tables(PAGES / page, made) == text, "run python benchmarks/result_tables.py"
 
 
