@@ -73,7 +73,7 @@ def serve(options: argparse.Namespace) -> None:
     try:
         bench: Any = importlib.import_module("cedd.apps.bench.sample")
     except ImportError:  # where it was before
-        bench = importlib.import_module("cedd.cli.bench_sample")
+        bench = importlib.import_module("cedd.bench.sample")
     batch, length = map(int, options.shape.split("x"))
     device, shape = torch.device(options.device), (batch, length)
     torch.set_num_threads(1)
