@@ -4,8 +4,12 @@
 
 20 regular expressions and 10 JSON schemas, each at several temperatures. Every sample is checked without the code
 that drew it: by `re.fullmatch`, or by `json.loads` and the validator below. The cost is the CPU time (on a GPU, the
-time) of drawing with the constraint divided by that of drawing as many tokens in as many steps without it, the median
-over repetitions in turn; the automaton is compiled before.
+time) of drawing with the constraint divided by that of drawing as many texts of as many tokens in as many steps without
+it, at each temperature one after the other; the figure is the median over temperatures. The automaton is compiled
+before, and on a GPU each language is drawn from once before it is timed.
+
+How much a constraint costs depends on how long the network takes. `--layers` and `--width` put a network of random
+weights and this size, with the model's tokenizer and process, in the place of the model's own.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from command_line import command
 
 from cedd.cli.parser import argument
 from cedd.constraints import Language, json_schema, regex
+from cedd.models.transformer import Transformer
+from cedd.models.transformer_config import TransformerConfig
 from cedd.storage import write_json
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.generate import template_of
@@ -104,10 +110,12 @@ class Arguments:
     """Network calls per sample."""
     length: int = 32
     """Tokens per sample, at most."""
-    repeats: int = 5
-    """Repetitions of the timing of each language."""
     languages: int = 30
     """How many of the languages."""
+    layers: int = 0
+    """Layers of a network with random weights; 0: the model's network."""
+    width: int = 2048
+    """Width of that network."""
     device: str = "auto"
     """auto, cpu or cuda."""
     out: Path | None = None
@@ -155,13 +163,19 @@ def measure(model: LanguageModel, constraint: str | Mapping[str, Any], arguments
     length = width_of(model, language, arguments.length)
     compiled = time.perf_counter() - start
     each = -(-arguments.n // len(arguments.temperatures))
-    how: dict[str, Any] = {"length": length, "constraint": language, "steps": arguments.steps}
-    valid, invalid = 0, list[str]()
+    how: dict[str, Any] = {"length": length, "steps": arguments.steps, "top_p": 1.0}
+    if model.device.type == "cuda":
+        drawn(model, each, constraint=language, **how)
+    valid, invalid, times = 0, list[str](), list[tuple[float, float]]()
     for number, temperature in enumerate(arguments.temperatures):
-        texts = model.generate(each, temperature=temperature, top_p=1.0, seed=number, **how)
+        runs = [drawn(model, each, temperature=temperature, seed=number, constraint=one, **how)
+                for one in ((language, None) if number % 2 else (None, language))]  # fmt: skip
+        (texts, seconds), (_, free) = runs if number % 2 else runs[::-1]
         wrong = [text for text in texts if not is_valid(text, constraint)]
         valid, invalid = valid + each - len(wrong), invalid + wrong
+        times.append((seconds, free))
     template, _ = template_of(model, "", length, language)
+    seconds, free = (statistics.median(one) for one in zip(*times, strict=True))
     return {
         "constraint": constraint,
         "states": template.spans[0].language.automaton.num_states,
@@ -170,7 +184,9 @@ def measure(model: LanguageModel, constraint: str | Mapping[str, Any], arguments
         "samples": each * len(arguments.temperatures),
         "valid": valid,
         "invalid": invalid[:3],
-        "cost": cost(model, how, arguments.repeats),
+        "seconds": seconds,
+        "seconds_free": free,
+        "cost": statistics.median(one / other for one, other in times),
     }
 
 
@@ -180,42 +196,61 @@ def width_of(model: LanguageModel, language: Language, most: int) -> int:
     return template.spans[0].language.automaton.lengths(most)[-1]
 
 
-def cost(model: LanguageModel, how: Mapping[str, Any], repeats: int) -> float | None:
-    """Time with the constraint over that without it; the median of the ratios of neighbours in time."""
+def drawn(model: LanguageModel, n: int, **options: Any) -> tuple[list[str], float]:
+    """n texts, and how long drawing them took."""
+    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    start = clock()
+    texts = model.generate(n, **options)
+    return texts, clock() - start
 
-    def seconds(**options: Any) -> float:
-        clock = time.process_time if model.device.type == "cpu" else time.perf_counter
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
-        start = clock()
-        model.generate(1 if model.device.type == "cpu" else 64, **options)
-        return clock() - start
 
-    free = {name: value for name, value in how.items() if name != "constraint"}
-    pairs = [(seconds(**how, seed=i), seconds(**free, seed=i)) for i in range(repeats)]
-    return statistics.median(one / other for one, other in pairs) if pairs else None
+def random_network(model: LanguageModel, layers: int, width: int) -> LanguageModel:
+    """A model whose network has this size and random weights; the rest is the model's."""
+    sizes = {"depth": layers, "width": width, "heads": width // 64, "length": model.length, "dropout": 0.0}
+    torch.manual_seed(0)
+    with model.device:
+        config = TransformerConfig(vocab_size=model.tokenizer.vocab_size, has_mask=True, **sizes)
+        network = Transformer(config).eval()
+        torch.nn.init.normal_(network.head.weight, std=0.02)
+    return LanguageModel.from_network(network, model.process, model.method, model.tokenizer)
 
 
 def run(arguments: Arguments) -> int:
     """Print a line per language and the totals."""
     model = load(arguments.model, arguments.device)
+    if arguments.layers:
+        model = random_network(model, arguments.layers, arguments.width)
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    print(f"{parameters / 1e6:,.0f} million parameters on {model.device}", flush=True)
+    if model.device.type == "cuda":
+        each = -(-arguments.n // len(arguments.temperatures))
+        drawn(model, each, length=arguments.length, steps=arguments.steps)
     rows = list[dict[str, Any]]()
     for constraint in [*REGEXES, *SCHEMAS][: arguments.languages]:
         rows.append(row := measure(model, constraint, arguments))
         shown = constraint if isinstance(constraint, str) else json.dumps(constraint)
-        ratio = "" if row["cost"] is None else f"{row['cost']:5.2f}"
+        per_step = " and ".join(f"{1000 * row[name] / arguments.steps:.1f}" for name in ("seconds", "seconds_free"))
         print(
-            f"{row['valid']:5} of {row['samples']:<5} |Q| {row['states']:6}  cost {ratio}  {shown[:60]!r}", flush=True
+            f"{row['valid']:5} of {row['samples']:<5} |Q| {row['states']:4}  cost {row['cost']:5.2f} "
+            f"({per_step} ms per step with and without it)  {shown[:60]!r}",
+            flush=True,
         )
     samples, valid = (sum(row[name] for row in rows) for name in ("samples", "valid"))
-    costs = [row["cost"] for row in rows if row["states"] <= 500 and row["cost"] is not None]
+    costs = [row["cost"] for row in rows if row["states"] <= 500]
     middle = statistics.median(costs) if costs else None
     print(f"{valid} of {samples} samples of {len(rows)} languages are valid")
     if costs:
         print(f"median cost at up to 500 states: {middle:.3f} (largest {max(costs):.3f})")
     if arguments.out is not None:
-        settings = {name: getattr(arguments, name) for name in ("model", "temperatures", "steps", "length", "repeats")}
-        record = {"settings": settings, "device": str(model.device), "threads": torch.get_num_threads()}
+        settings = {name: getattr(arguments, name) for name in ("model", "n", "temperatures", "steps", "length")}
+        record = {
+            "settings": settings,
+            "device": str(model.device),
+            "threads": torch.get_num_threads(),
+            "parameters": parameters,
+        }
         totals = {"samples": samples, "valid": valid, "median_cost": middle}
         write_json(arguments.out, {**record, **totals, "languages": rows}, indent=2)
     return 0 if valid == samples else 1

@@ -41,11 +41,14 @@ def test_the_check_of_json(number: int, inside: list[str], outside: list[str]):
     assert not any(benchmark.is_valid(text, schema) for text in outside)
 
 
-def test_samples_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("network", [[], ["--layers", "1", "--width", "64"]])
+def test_samples_are_counted(
+    network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     run = save_random(tmp_path / "run", "absorb", "cedd", tokenizer=ByteTokenizer(), time_input="none", length=32)
     options = ["-n", "2", "--temperatures", "0.3", "1.5", "--languages", "2", "--steps", "2", "--length", "20"]
     out = tmp_path / "out.json"
-    words = ["constraints.py", str(run), *options, "--repeats", "1", "--device", "cpu", "--out", str(out)]
+    words = ["constraints.py", str(run), *options, "--device", "cpu", "--out", str(out), *network]
     monkeypatch.setattr(sys, "argv", words)
     assert benchmark.command("constraints", benchmark.Arguments, benchmark.run) == 0
     record = json.loads(out.read_text())

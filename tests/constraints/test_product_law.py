@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from cedd.constraints import TokenAutomaton, TokenLanguage
 from cedd.constraints.product_law import LogLaw, ScaledLaw, product_law
 from cedd.constraints.token_automaton import Transitions
+from tests.interpreted import compiled_for_a_chip, run_interpreted
 
 LAWS = {"scaled": ScaledLaw, "logarithms": LogLaw}
 
@@ -261,3 +263,75 @@ def test_numpy_and_torch_inputs_of_any_precision_and_sequences_alone():
     alone = [product_law(language, log_weights(language, log_probs[b : b + 1])).log_normalizer for b in range(5)]
     assert together.tolist() == torch.cat(alone).tolist()
     assert together.dtype == torch.float64
+
+
+def check_kernels(device: str) -> None:
+    """The kernels give what the operations of torch do, which the tests above compare with enumeration."""
+    generator = torch.Generator().manual_seed(7)
+    with pytest.MonkeyPatch.context() as patch:
+        for number, (automaton, log_probs) in enumerate(kernel_cases()):
+            language, shape = TokenLanguage(automaton), log_probs.shape[:2]
+            u = torch.rand(shape, generator=generator, dtype=torch.float64)
+            chosen = torch.rand(shape, generator=generator) < 0.6
+            greedy = number % 3 == 0
+            patch.undo()
+            expected = laws_results(language, log_probs, u, chosen, greedy)
+            patch.setattr("cedd.constraints.product_law._takes_kernels", lambda tensor: True)
+            there = TokenLanguage(automaton, device)
+            found = laws_results(there, log_probs.float().to(device), u.to(device), chosen.to(device), greedy)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one.cpu(), other, rtol=1e-12, atol=1e-9)
+
+
+def kernel_cases():
+    """Those of the tests; one of many tokens per class; one of more states and classes than a tile has."""
+    yield from ((automaton, log_probs.float().double()) for automaton, log_probs in cases(8))
+    rng = np.random.default_rng(2)
+    wide = np.array([token % 3 for token in range(150)], dtype=np.int32)
+    few = automaton_of([(0, 0, 0), (0, 2, 1), (1, 1, 0)], [True, False], 3)
+    yield replace(few, classes=wide), normal(rng, 4, 150)
+    yield random_automaton(rng, 90, 70), normal(rng, 3, 90)
+
+
+def normal(rng: np.random.Generator, length: int, vocab_size: int) -> torch.Tensor:
+    return torch.from_numpy(rng.normal(0, 3, (2, length, vocab_size))).float().double()
+
+
+def laws_results(
+    language: TokenLanguage, log_probs: torch.Tensor, u: torch.Tensor, chosen: torch.Tensor, greedy: bool
+) -> list[torch.Tensor]:
+    """Weights of classes, the partition function, draws and marginals, of sequences that are possible."""
+    weights = log_weights(language, log_probs, greedy=greedy)
+    law = LogLaw(language, weights, greedy=greedy)
+    found = [weights, law.log_normalizer]
+    rows = torch.isfinite(law.log_normalizer)
+    found += [torch.where(chosen & rows[:, None], one, 0) for one in law.draw(u, chosen)]
+    if not greedy:
+        places = (chosen & rows[:, None]).nonzero().T
+        found.append(law.log_factors(*places))
+    return found
+
+
+def test_kernels_interpreted():
+    run_interpreted("from tests.constraints.test_product_law import check_kernels; check_kernels('cpu')")
+
+
+@pytest.mark.gpu
+def test_kernels_on_the_device():
+    check_kernels("cuda")
+
+
+@pytest.mark.parametrize("kernel", ["_row_sums_kernel", "_backward_kernel", "_forward_kernel", "_draw_kernel"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_kernels_compile_for_a_chip(kernel: str, greedy: bool):
+    pytest.importorskip("triton")
+    from cedd.constraints import product_law_triton as kernels
+
+    floats = ("sums", "beta", "alpha", "weights", "factors", "numbers", "rest")
+    integers = ("places", "starts", "labels", "sources", "targets", "drawn", "target_labels", "target_sources")
+    integers += ("target_starts", "label_sources", "label_targets", "label_starts")
+    types = {"values": "*fp32", "chosen": "*i8"} | dict.fromkeys(floats, "*fp64") | dict.fromkeys(integers, "*i64")
+    types |= dict.fromkeys(("columns", "groups", "length", "batch", "classes", "states"), "i32")
+    sizes = {"TILE": 32, "DEPTH": 32, "LABELS": 256, "LABEL_DEPTH": 4}
+    constants = {"GREEDY": greedy, **sizes}
+    assert compiled_for_a_chip(getattr(kernels, kernel), types, constants, kernels.WARPS)

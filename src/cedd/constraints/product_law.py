@@ -17,7 +17,8 @@ has a Markov chain over the states of the automaton. With P_i(c) the sum of p_i 
 
 in L E operations, whatever V. p_i need not be normalised: a factor of a position is one of Z.
 
-There are two implementations. `LogLaw` keeps the logarithm of each state, on any device and for all sequences at once.
+There are two implementations. `LogLaw` keeps the logarithm of each state, on any device and for all sequences at once;
+on CUDA devices a kernel runs all positions of a sequence (`product_law_triton.py`).
 `ScaledLaw` is for the CPU: numbers in float64 in units of the largest at each position. What it loses is below
 Q 1e-308 of the product of the largest alpha_i and beta_i. Where the sum of alpha_i beta_i is not above 1e-200 of that
 at every position, or a unit is below 1e-200, `product_law` takes the other one.
@@ -40,6 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.constraints.token_automaton import TokenAutomaton
+from cedd.device import has_triton
 
 Numbers = NDArray[np.float64]
 _LEAST = 1e-200
@@ -177,11 +179,31 @@ class TokenLanguage:
         places = torch.arange(max(1, int(counts.max())), device=self.device)
         return torch.where(places < counts[:, None], self.by_source.starts[:-1, None] + places, -1)
 
+    @cached_property
+    def _pieces(self) -> tuple[Tensor, Tensor]:
+        """The tokens by classes in pieces of at most `PIECE` tokens: where the pieces begin, and the end, [N + 1]; and
+        which is the first of each class, and the end, [C + 1]."""
+        from cedd.constraints.product_law_triton import PIECE
+
+        counts = self._counts.cpu()
+        pieces = -(-counts // PIECE)
+        firsts = torch.cat([torch.zeros(1, dtype=torch.int64), pieces.cumsum(0)])
+        number = torch.arange(int(firsts[-1])) - firsts[:-1].repeat_interleave(pieces)
+        starts = (counts.cumsum(0) - counts).repeat_interleave(pieces) + number * PIECE
+        ends = torch.cat([starts, counts.sum()[None]])
+        return ends.to(self.device), firsts.to(self.device)
+
     def class_log_weights(self, log_weights: Tensor, greedy: bool = False) -> Tensor:
         """log of the sum of exp(log_weights [R, V]) over each class, [R, C] float64; of the largest, if `greedy`."""
+        if not len(self._tokens) or not len(log_weights):
+            return log_weights.new_full((len(log_weights), self.num_classes), -math.inf, dtype=torch.float64)
+        if _takes_kernels(log_weights):
+            from cedd.constraints.product_law_triton import log_sums_of_rows
+
+            (starts, of_class), pieces = self._pieces, torch.arange(len(self._pieces[0]) - 1, device=self.device)
+            sums = log_sums_of_rows(log_weights, self._tokens, starts, greedy)
+            return log_sums_of_rows(sums, pieces, of_class, greedy)
         rows = log_weights.index_select(1, self._tokens).to(torch.float64)
-        if not rows.numel():
-            return rows.new_full((len(rows), self.num_classes), -math.inf)
         largest = rows.amax(-1, keepdim=True).clamp_min(_LOWEST)
         if not greedy and bool((largest.squeeze(1) - rows.amin(-1) < _FAR).all()):
             return self._of_classes(rows.sub_(largest).exp_(), "sum").log() + largest
@@ -270,8 +292,13 @@ class LogLaw:
     @cached_property
     def _log_beta(self) -> Tensor:
         """[L + 1, B, Q]."""
-        groups, accepting = self._language.by_source, self._language.accepting
-        found = [torch.where(accepting, 0.0, -math.inf).double().expand(self._batch, -1)]
+        groups = self._language.by_source
+        last = torch.where(self._language.accepting, 0.0, -math.inf).double()
+        if _takes_kernels(last):
+            from cedd.constraints.product_law_triton import backward
+
+            return backward(self._log_weights, last, groups.label, groups.target, groups.starts, self._greedy)
+        found = [last.expand(self._batch, -1)]
         for i in reversed(range(self._length)):
             terms = self._log_weights[i].index_select(1, groups.label) + found[-1].index_select(1, groups.target)
             found.append(groups.log_sums(terms, self._greedy))
@@ -287,6 +314,11 @@ class LogLaw:
     def _log_alpha(self) -> Tensor:
         """[L, B, Q]."""
         groups = self._language.by_target
+        if _takes_kernels(self._log_weights):
+            from cedd.constraints.product_law_triton import forward
+
+            parts = groups.label, groups.source, groups.starts
+            return forward(self._log_weights, self._start(), *parts, self._greedy)
         found = [self._start()]
         for i in range(self._length - 1):
             terms = self._log_weights[i].index_select(1, groups.label) + found[-1].index_select(1, groups.source)
@@ -303,6 +335,12 @@ class LogLaw:
         by_label, by_target = self._language.by_label, self._language.by_target
         numbers = u.to(self._language.device, torch.float64)
         where = torch.ones_like(numbers, dtype=torch.bool) if chosen is None else chosen.to(numbers.device)
+        if _takes_kernels(numbers):
+            from cedd.constraints.product_law_triton import draw
+
+            into, of_class = (by_target.label, by_target.source), (by_label.source, by_label.target)
+            groups = (*into, by_target.starts), (*of_class, by_label.starts)
+            return draw(self._log_weights, self._log_beta, self._start(), numbers, where, *groups, self._greedy)
         alpha = self._start()
         classes, rest = list[Tensor](), list[Tensor]()
         for i in range(self._length):
@@ -333,6 +371,11 @@ class LogLaw:
         del self._log_alpha  # beta after these positions stays
         self._log_weights[positions, sequences] = -math.inf
         self._log_weights[positions, sequences, classes] = 0.0
+
+
+def _takes_kernels(tensor: Tensor) -> bool:
+    """Whether kernels compute a law on the tensor's device."""
+    return tensor.is_cuda and has_triton()
 
 
 def _inverse(sums: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

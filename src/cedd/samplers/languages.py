@@ -132,7 +132,10 @@ class LanguageConstraint(JointConstraint):
         position = rows[chosen] % x.shape[1]
         for span in self.spans:
             inside = (position >= span.start) & (position < span.stop)
-            if bool(inside.any()):
+            count = int(inside.sum())
+            if count == len(chosen):  # the usual case: nothing to select, which would wait for a GPU
+                return SpanLaws(span, x, rows, outputs, sharpening, chosen).draw(v)
+            if count:
                 laws = SpanLaws(span, x, rows, outputs, sharpening, chosen[inside])
                 tokens[inside], free = laws.draw(v[inside]), free & ~inside
         if bool(free.any()):

@@ -194,26 +194,34 @@ class SamplingRun:
     def reveal(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
         """Tokens [R] for masks of x [B, L], from one network call at sigma [] or [B], by uniform numbers v [R]."""
         if self.joint is not None:
-            return self.reveal_with_confidence(x, sigma, places.rows, v)[0]
+            return self._reveal(x, sigma, places.rows, v)
         outputs = self.network.rows(x, sigma, places, full_precision=True)
         return outputs.apply(Reveal(self.sharpening), (v,))
 
     def reveal_with_confidence(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The same for ascending flat positions `rows` [R], with the probability of each token, [R]."""
+        probs = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        return self._reveal(x, sigma, rows, v, probs), probs
+
+    def _reveal(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor, probs: Tensor | None = None) -> Tensor:
+        """Tokens at ascending flat positions [R]; their probabilities are written to `probs` [R]."""
         if not len(rows):
-            return rows, rows.double()
+            return rows
         places, counts = (Places(rows), None) if self.joint is None else self._all_masks(x, rows)
         which = torch.searchsorted(places.rows, rows)
-        tokens, probs = torch.zeros_like(rows), torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        tokens = torch.zeros_like(rows)
         for outputs, part in self.network.rows(x, sigma, places, full_precision=True).chunks(counts):
             if self.joint is None:
                 here, chosen = part, slice(None)
+            elif part.stop - part.start == len(places):
+                here, chosen = slice(None), which
             else:
                 here = flat_places((which >= part.start) & (which < part.stop))
                 chosen = which[here] - part.start
             tokens[here] = self.draw_tokens(x, places.rows[part], outputs, chosen, v[here])
-            probs[here] = at_token(self.sharpening.log_probs(outputs[chosen].double()), tokens[here]).exp()
-        return tokens, probs
+            if probs is not None:
+                probs[here] = at_token(self.sharpening.log_probs(outputs[chosen].double()), tokens[here]).exp()
+        return tokens
 
     def _all_masks(self, x: Tensor, rows: Tensor) -> tuple[Places, Sequence[int]]:
         """All masks of the sequences that have some of the rows [R], and how many each of these sequences has."""
