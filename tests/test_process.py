@@ -86,14 +86,13 @@ def test_the_rate_matrix_is_the_derivative(process: TokenProcess, t: float) -> N
 
 @quick
 @given(PROCESS, TIME, TIME, st.integers(0, 99))
-def test_rows_columns_entries_and_products_in_order_v(process: TokenProcess, s: float, t: float, seed: int) -> None:
+def test_columns_entries_and_products_in_order_v(process: TokenProcess, s: float, t: float, seed: int) -> None:
     s, t = sorted((s, t))
     kernel, n = process.kernel(t, s), process.num_states
     for k in (kernel, kernel.inverse()):
         matrix, x = k.dense(), torch.arange(n)
         wide = k.map(lambda v: v.expand(n))
         torch.testing.assert_close(wide.column(x), matrix.T)
-        torch.testing.assert_close(wide.row(x), matrix)
         torch.testing.assert_close(wide.probability(x.roll(1), x), matrix[x.roll(1), x])
         v = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         torch.testing.assert_close(k.apply(v), matrix @ v, rtol=1e-9, atol=1e-9)
@@ -262,15 +261,6 @@ def test_samples_follow_the_kernel(process: TokenProcess) -> None:
         counts = np.bincount(row.numpy(), minlength=process.num_states)
         # t is float32 here, as a user would give it.
         assert statistic(counts, dense(process, float(torch.tensor(t)))[:, 1]) > 1e-4
-
-
-@pytest.mark.parametrize(
-    "process", [cedd.absorb(3, LogLinear(0.3)), cedd.uniform(3), cedd.roulette(3, 0.5, LogLinear(0.3))]
-)
-def test_samples_of_the_prior(process: TokenProcess) -> None:
-    x = process.sample_prior((40_000,), torch.Generator().manual_seed(21))
-    counts = np.bincount(x.numpy(), minlength=process.num_states)
-    assert statistic(counts, process.prior().numpy()) > 1e-4
 
 
 def test_a_kernel_between_times_keeps_masks() -> None:

@@ -237,10 +237,10 @@ class InBlocks:
         return cast(Any, self.model).rows(features, places)
 
 
-class _AroundBlocks:
-    """What networks whose rows are blocks share: the device and head of `InBlocks`, and one time per row."""
+class BlockNetwork:
+    """What networks whose rows are blocks share: device, head and `rows` of their `model`, and one time per row."""
 
-    model: InBlocks
+    model: Any
 
     @property
     def capabilities(self) -> Capabilities:
@@ -254,8 +254,12 @@ class _AroundBlocks:
     def head(self) -> Any:
         return self.model.head
 
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """The `rows` of the network."""
+        return self.model.rows(features, places)
 
-class BlockSequences(_AroundBlocks):
+
+class BlockSequences(BlockNetwork):
     """The blocks of texts as sequences of b tokens; their condition `clean` contains the texts.
 
     The blocks of a text are consecutive rows, so [B K, b] is a reshaped [B, L].
@@ -267,7 +271,8 @@ class BlockSequences(_AroundBlocks):
     """
 
     def __init__(self, model: AnyModel, block: int, blocks: int) -> None:
-        self.model, self.blocks = InBlocks(model, block), blocks
+        self.model: InBlocks = InBlocks(model, block)
+        self.blocks = blocks
 
     def __call__(self, x_t: Tensor, sigma: Tensor, *, clean: Tensor, **conditions: Tensor) -> Tensor:
         """Outputs [B K, b, V]."""
@@ -280,10 +285,6 @@ class BlockSequences(_AroundBlocks):
         """Features [B K, b, D] for x_t and clean [B K, b] and sigma [B K]; flattened positions are those of [B, L]."""
         options = {"clean": self._text(clean), "where": where, **self._each(conditions)}
         return self.model.features(*self._texts(x_t, sigma), **options).reshape(*x_t.shape, -1)
-
-    def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """The `rows` of the network."""
-        return self.model.rows(features, places)
 
     def _texts(self, x_t: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """x_t [B, L] and sigma [B, K]."""
@@ -306,7 +307,7 @@ def as_block_sequences(network: Network, data: Tensor, blocks: int) -> tuple[Net
     return replace(network, model=model, conditions={**own, "clean": each}), each
 
 
-class GivenPast(_AroundBlocks):
+class GivenPast(BlockNetwork):
     """A network for one block, the next after P clean tokens, which are the condition `past`.
 
     The last tokens of `past` may be given tokens of the block itself, as from a prompt. x_t is then the rest of the
@@ -318,7 +319,7 @@ class GivenPast(_AroundBlocks):
     """
 
     def __init__(self, model: AnyModel, block: int) -> None:
-        self.model = InBlocks(model, block)
+        self.model: InBlocks = InBlocks(model, block)
 
     def __call__(self, x_t: Tensor, sigma: Tensor, *, past: Tensor, **conditions: Tensor) -> Tensor:
         """Outputs [B, b, V]."""
@@ -356,10 +357,6 @@ class GivenPast(_AroundBlocks):
             raise ValueError(
                 f"a block has {block} tokens (got {x_t.shape[1]} after {past.shape[1]}, of which {inside} are its own)"
             )
-
-    def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """The `rows` of the network."""
-        return self.model.rows(features, places)
 
 
 class FinishedText(ABC):
@@ -461,25 +458,13 @@ class _KeptKeys(FinishedText):
         return self.head(self.features(x_t, sigma, **conditions))
 
 
-class _WholeText(FinishedText):
+class _WholeText(BlockNetwork, FinishedText):
     """The implementation for other networks, which read the text again in every call."""
 
     def __init__(self, network: Network, block: int, batch: int) -> None:
         super().__init__(block)
-        self.model = GivenPast(network.model, block)
+        self.model: GivenPast = GivenPast(network.model, block)
         self._past = torch.zeros(batch, 0, dtype=torch.int64, device=network.device)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.model.capabilities
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def head(self) -> Any:
-        return self.model.head
 
     @property
     def conditions(self) -> Mapping[str, Tensor]:
@@ -494,10 +479,6 @@ class _WholeText(FinishedText):
     def features(self, x_t: Tensor, sigma: Tensor, **options: Any) -> Tensor:
         """The network of `GivenPast`."""
         return self.model.features(x_t, sigma, **options)
-
-    def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """The `rows` of the network."""
-        return self.model.rows(features, places)
 
     def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
         return self.model(x_t, sigma, **conditions)

@@ -205,10 +205,6 @@ class Kernel:
         """K[:, x], the law of the next state given x: [*S] -> [*S, n]."""
         return self._wide().probability(self._states(x), x[..., None])
 
-    def row(self, y: Tensor) -> Tensor:
-        """K[y, :], the likelihood of y under each source: [*S] -> [*S, n]."""
-        return self._wide().probability(y[..., None], self._states(y))
-
     def dense(self) -> Tensor:
         """The whole matrix [*S, n, n]; for small V, to look at and to test."""
         states = torch.arange(self.num_states, device=self.alpha.device)
@@ -451,14 +447,6 @@ class TokenProcess:
         alive = self.kernel(1.0).alive
         tokens = (alive / self.vocab_size).expand(self.vocab_size)
         return torch.cat([tokens, (1 - alive).reshape(1)]) if self.has_mask else tokens.clone()
-
-    def sample_prior(
-        self, shape: tuple[int, ...], generator: torch.Generator | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
-        """Draw from p_r at every position: uniform tokens, then run through the masking of the whole time."""
-        target = torch.device(device) if device is not None else torch.device("cpu")
-        tokens = uniform_tokens(shape, self.vocab_size, target, generator)
-        return self.kernel(1.0).to(target).sample(tokens, generator)
 
     def terminal(self) -> Terminal:
         """The terms of the bound at t = 1, in closed form."""

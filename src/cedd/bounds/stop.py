@@ -20,7 +20,7 @@ STOPS = tuple(float(f"{10 ** (k / 2):.1e}") for k in range(-12, 0))
 
 
 def choose_stop(
-    model: AnyModel, process: TokenProcess, data: Tensor, *, method: str | Method, draws: int = 8, seed: int = 0
+    model: AnyModel, process: TokenProcess, data: Tensor, *, method: str | Method, draws: int = 8
 ) -> Method:
     """The method with the stop of `STOPS` at which its bound on data [N, L] is least; as it is where there is none.
 
@@ -29,6 +29,6 @@ def choose_stop(
     chosen = get_method(method)
     if not chosen.stops_short(process):
         return chosen
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     found = bounds_with_stops(model, process, data, STOPS, method=chosen, draws=draws, generator=generator)
     return chosen.with_stop(min(zip(found, STOPS, strict=True), key=lambda pair: pair[0].nats_per_token)[1])

@@ -523,8 +523,8 @@ class GPT2Tokenizer(_ByteLevelBPE):
         return cls(vocab, pairs, "gpt2")
 
     @classmethod
-    def from_hub(cls, name: str = GPT2_HUB_NAME) -> GPT2Tokenizer:
-        return cls.from_folder(_from_hub(name, ("vocab.json", "merges.txt"), "gpt2-bpe"))
+    def from_hub(cls) -> GPT2Tokenizer:
+        return cls.from_folder(_from_hub(GPT2_HUB_NAME, ("vocab.json", "merges.txt"), "gpt2-bpe"))
 
 
 class BPETokenizer(_ByteLevelBPE):

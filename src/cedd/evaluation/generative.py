@@ -40,8 +40,6 @@ from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, is_model, packaged, pr
 from cedd.network import Network, evaluating
 from cedd.storage import JSONMapping, atomic_write, expanded, file_sha256, read_json
 
-DEFAULT_JUDGE = "openai-community/gpt2-large"
-
 
 @dataclass(frozen=True)
 class Samples:

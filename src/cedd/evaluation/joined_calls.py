@@ -57,18 +57,13 @@ class _Call:
 
 
 class JoinedCalls(Backbone):
-    """A network that is called by the computations that `run` is given.
+    """A network that is called by the computations that `run` is given."""
 
-    Args:
-        model: the network.
-        tokens: largest number of tokens of joined calls; by default as many as suit its device.
-    """
-
-    def __init__(self, model: Backbone, tokens: int | None = None) -> None:
+    def __init__(self, model: Backbone) -> None:
         super().__init__()
         self.model, self.head, self.device = model, model.head, model_device(model)
         self.vocab_size, self.has_mask = model.vocab_size, model.has_mask
-        self.tokens = tokens or tokens_at_once(self.device)
+        self.tokens = tokens_at_once(self.device)
         self._messages: SimpleQueue[_Call | None] = SimpleQueue()  # None: a computation has ended
 
     @property

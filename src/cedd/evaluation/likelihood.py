@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cedd.block_layout import GivenPast
+from cedd.block_layout import BlockNetwork, GivenPast
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact_likelihood import MOST_POSITIONS, context_count, exact_likelihood
 from cedd.data.text import Ids, before_first, encode_verbatim
@@ -86,31 +86,16 @@ class WithContext:
         return self.model.features(whole, sigma)[:, len(self.context) :]
 
 
-class AfterBlocks:
+class AfterBlocks(BlockNetwork):
     """A network that writes blocks, after a clean context [C] that may end within one."""
 
     def __init__(self, model: Backbone, block: int, context: Tensor) -> None:
-        self.model, self.context = GivenPast(model, block), context
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.model.capabilities
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def head(self) -> Callable[[Tensor], Tensor]:
-        return self.model.head
+        self.model: GivenPast = GivenPast(model, block)
+        self.context = context
 
     def features(self, x_t: Tensor, sigma: Tensor, **options: Any) -> Tensor:
         """[B, A, D] for x_t [B, A]."""
         return self.model.features(x_t, sigma, past=self.context.to(x_t).expand(len(x_t), -1), **options)
-
-    def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """As the network's."""
-        return self.model.rows(features, places)
 
 
 class TextLikelihoods:

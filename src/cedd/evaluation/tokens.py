@@ -26,12 +26,13 @@ from cedd.models.folder import ModelFolder
 from cedd.network import Network, evaluating
 from cedd.storage import atomic_write, finite, reading
 
+_BATCH = 32
 TOKEN_SUFFIXES = (".jsonl",)
 TokenCosts = Sequence[tuple[str, float]]
 """The texts of a sequence's tokens, and their costs in nats."""
 
 
-def token_nats(folder: ModelFolder, data: Tensor, estimate: BoundEstimate, batch: int = 32) -> Tensor:
+def token_nats(folder: ModelFolder, data: Tensor, estimate: BoundEstimate) -> Tensor:
     """The cost of every token of data [N, L] in nats, [N, L] float64."""
     if isinstance(estimate, ImportanceEstimate):
         return estimate.per_token
@@ -39,7 +40,7 @@ def token_nats(folder: ModelFolder, data: Tensor, estimate: BoundEstimate, batch
     with evaluating(folder.model):
         parts = [
             folder.method.dynamics.token_nats(network, folder.process, rows.to(network.device)).cpu()
-            for rows in data.split(batch)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            for rows in data.split(_BATCH)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         ]
     return torch.cat(parts)
 

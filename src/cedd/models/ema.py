@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -61,21 +60,6 @@ class EMA:
         """Overwrite the model's parameters by their averages."""
         for parameter, average in zip(self._parameters(model), self.shadow.values(), strict=True):
             parameter.copy_(average)
-
-    @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averaged weights inside, and exactly its own again outside.
-
-        Values are exchanged, not tensors, so that compiled and captured graphs keep their addresses.
-        """
-        own = [parameter.detach().clone() for parameter in self._parameters(model)]
-        self.copy_to(model)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, value in zip(self._parameters(model), own, strict=True):
-                    parameter.copy_(value)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by their parameters' names, and the number of updates: tensors only."""

@@ -510,10 +510,10 @@ class Llama(Backbone):
         block = self.options.block
         return queries[:, None] // block >= torch.arange(keys, device=queries.device) // block
 
-    def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> LlamaCache:
-        """An empty cache for `batch` sequences of at most `length` tokens; `dtype` is that of the keys."""
+    def new_cache(self, batch: int, length: int | None = None) -> LlamaCache:
+        """An empty cache for `batch` sequences of at most `length` tokens."""
         config, weight = self.options, self.backbone.embedding.weight
-        dtype = dtype or stream_dtype(weight)
+        dtype = stream_dtype(weight)
         start = int(config.start_row is not None)
         positions = (length or config.length) + start
         shape = (config.depth, batch, config.key_heads, positions, config.head_width)
@@ -577,15 +577,11 @@ class Llama(Backbone):
         plain.load_state_dict(kept, strict=False)  # tied parameters are stored once
         return plain.train(self.training)
 
-    def flops_per_token(self, length: int, head_fraction: float = 1.0) -> float:
-        """Model FLOPs of a training step per token: 2 forward and 4 backward for each weight applied to the token.
-
-        `head_fraction` is the share of positions that go through the vocabulary head.
-        """
+    def flops_per_token(self, length: int) -> float:
         config = self.options
         seen = length / 2 if self.is_causal else length
         scores = 2 * seen * config.heads * config.head_width  # queries·keys and weights·values, as if weights
-        head = head_fraction * config.width * config.vocab_size
+        head = config.width * config.vocab_size
         return 6 * (config.depth * (_layer_weights(config) + scores) + head)
 
 

@@ -394,10 +394,10 @@ class Transformer(Backbone):
     def _is_compiled(self) -> bool:
         return self.backbone._compiled_call_impl is not None
 
-    def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for ``batch`` sequences; ``dtype`` is that of the keys (autocast's, under autocast)."""
+    def new_cache(self, batch: int, length: int | None = None) -> KVCache:
+        """An empty cache for ``batch`` sequences, of the dtype of matrix products (autocast's, under autocast)."""
         config, weight = self.options, self.head.weight
-        dtype = dtype or matmul_dtype(weight.device.type, weight.dtype)
+        dtype = matmul_dtype(weight.device.type, weight.dtype)
         head_width = config.width // config.heads
         shape = (config.depth, batch, config.heads, length or config.length, head_width)
         keys = torch.zeros(shape, dtype=dtype, device=weight.device)
@@ -447,18 +447,17 @@ class Transformer(Backbone):
             raise ValueError(f"it has {shallower} blocks; use the same depth or a multiple of it, not {depth}")
         return weights if depth == shallower else deepened(weights, shallower, depth)
 
-    def flops_per_token(self, length: int, head_fraction: float = 1.0) -> float:
+    def flops_per_token(self, length: int) -> float:
         """Model FLOPs of a training step per token: 2 forward and 4 backward for each weight applied to the token.
 
-        ``head_fraction`` is the share of positions that go through the vocabulary head. Recomputation is not
-        counted: divided by the chip's peak, this gives the share of the peak that does useful work.
+        Recomputation is not counted. Divided by the peak of the chip, this is the share that does useful work.
         """
         config = self.options
         attention_weights = 4 * config.width**2
         mlp_weights = 2 * config.mlp_ratio * config.width**2
         seen = length / 2 if config.causal else length
         scores = 2 * seen * config.width  # queries·keys and weights·values, as if each were a weight
-        head = head_fraction * config.width * config.vocab_size
+        head = config.width * config.vocab_size
         per_sequence = 0.0
         if self.backbone.conditioning is not None:
             per_sequence = float(self.backbone.conditioning.modulation.weight.numel())

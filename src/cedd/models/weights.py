@@ -108,9 +108,7 @@ def weights_checksum(model: nn.Module) -> str:
     return checksum_of(layouts, _contents(tensors))
 
 
-def read_weights(
-    path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32", checksum: str | None = None
-) -> dict[str, Tensor]:
+def read_weights(path: str | Path, *, form: str = "float32", checksum: str | None = None) -> dict[str, Tensor]:
     """The named tensors of a file that was stored in ``form``.
 
     They must match ``checksum``, or else the one in the file's metadata; a file of another program may have neither.
@@ -123,7 +121,7 @@ def read_weights(
         stored = load_file(path)
     check_sum(path, layouts, _contents(stored), checksum)
     with unpacking(path, form):
-        return {name: tensor.to(device) for name, tensor in unpack(stored).items()}
+        return dict(unpack(stored))
 
 
 def _dtype_name(name: str, tensor: Tensor) -> str:

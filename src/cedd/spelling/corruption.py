@@ -49,14 +49,14 @@ def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple
     return Corruption("".join(characters), text, positions)
 
 
-def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[str, ...] = LETTERS) -> Corruption:
+def swap_letters(text: str, rate: float = 0.02, seed: int = 0) -> Corruption:
     """Transpose the share `rate` of neighbouring pairs of different letters of one class (of one case).
 
     Of n such pairs about round(rate * n) are transposed, drawn without replacement, except for those that overlap with
-    an earlier draw. The result depends on (text, rate, seed, letters) only.
+    an earlier draw. The result depends on (text, rate, seed) only.
     """
     _check_rate(rate)
-    group_of = {letter: number for number, group in enumerate(letters) for letter in group}
+    group_of = {letter: number for number, group in enumerate(LETTERS) for letter in group}
     groups = [group_of.get(character, -1) for character in text]
     pairs = [i for i in range(len(text) - 1) if groups[i] == groups[i + 1] >= 0 and text[i] != text[i + 1]]
     drawn = permute(np.arange(round(rate * len(pairs))), max(len(pairs), 1), derive_key(seed, 2))

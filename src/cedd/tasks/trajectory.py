@@ -104,9 +104,9 @@ class Trajectory:
         """Write the page."""
         atomic_write(Path(path), self.page(title).encode("utf-8", "replace"))
 
-    def check_lines(self, ids: Ids, given: NDArray[np.bool_], columns: int = COLUMNS) -> None:
+    def check_lines(self, ids: Ids, given: NDArray[np.bool_]) -> None:
         """Refuse a text [L] whose given part has too many lines for a GIF; the rest can only add to them."""
-        _count_lines([piece for piece, stays in zip(self.pieces(ids), given, strict=True) if stays], columns)
+        _count_lines([piece for piece, stays in zip(self.pieces(ids), given, strict=True) if stays], COLUMNS)
 
     def save_gif(self, path: str | Path, most: int = 120, columns: int = COLUMNS) -> None:
         """Write an animated GIF of the run, in a fixed-width font."""

@@ -94,10 +94,10 @@ class Neighbours:
     def costs(self) -> RoughCosts:
         return RoughCosts.of(self.lexicon.channel)
 
-    def log_channel(self, written: str, meant: str, least: float = -math.inf) -> float:
-        """log p(written | meant), or about `least` where it is less; pairs of the training lists have at least
+    def log_channel(self, written: str, meant: str) -> float:
+        """log p(written | meant); pairs of the training lists have at least
         REMEMBERED."""
-        value = self.lexicon.channel.log_probability(written, meant, least)
+        value = self.lexicon.channel.log_probability(written, meant)
         return max(value, REMEMBERED) if meant in self.lexicon.memory.get(written, ()) else value
 
     def _near(self, written: str) -> tuple[Integers, Floats]:
@@ -134,13 +134,13 @@ class Neighbours:
         words = (self.lexicon.words[number] for number in numbers)
         return [Candidate((word,), self.log_channel(written, word)) for word in words]
 
-    def splits(self, written: str, least: float = 5.0) -> list[Candidate]:
+    def splits(self, written: str) -> list[Candidate]:
         """The string as two words, neither of them rare."""
         index, log_counts = self.lexicon.index, self.lexicon.log_counts
         found: list[Candidate] = []
         for cut in range(1, len(written)):
             first, second = index.get(written[:cut]), index.get(written[cut:])
-            if first is None or second is None or min(log_counts[first], log_counts[second]) < least:
+            if first is None or second is None or min(log_counts[first], log_counts[second]) < 5.0:
                 continue
             if (cut == 1 and written[0] not in "ai") or (cut == len(written) - 1 and written[-1] not in "ai"):
                 continue

@@ -210,10 +210,10 @@ def reads_without_torch(config: JSONMapping) -> bool:
     return not (conditioned or network["causal"])
 
 
-def load_left_to_right(folder: Path, watch: Watch | None = None) -> LeftToRight:
+def load_left_to_right(folder: Path) -> LeftToRight:
     """The scorer for the model in a folder for which `reads_without_torch` is true."""
     config = read_description(folder)
     tokenizer, network = own_tokenizer(folder, config), from_json(TransformerConfig, config["network"], "network")
     form, checksum = stored_form(folder, config), config.get(CHECKSUM)
     arrays = NumpyNetwork(network, PackedArrays(folder / WEIGHTS_FILE, form=form, checksum=checksum))
-    return LeftToRight(arrays, tokenizer, config["length"], network.vocab_size, watch)
+    return LeftToRight(arrays, tokenizer, config["length"], network.vocab_size)

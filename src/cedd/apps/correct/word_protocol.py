@@ -104,10 +104,10 @@ class Misspelt:
     source: str = "clean"
 
 
-def sentences(text: str, shortest: int = 40, longest: int = 250) -> list[str]:
-    """The sentences of a text that are neither very short nor very long, without line breaks."""
+def sentences(text: str) -> list[str]:
+    """The sentences of a text that have 40 to 250 characters, without line breaks."""
     found = (_SPACES.sub(" ", s).strip() for p in text.split("\n\n") for s in _SENTENCE_END.split(p))
-    return [s for s in found if shortest <= len(s) <= longest and s[0].isupper() and s[-1] in ".!?"]
+    return [s for s in found if 40 <= len(s) <= 250 and s[0].isupper() and s[-1] in ".!?"]
 
 
 def placed(pairs: Mapping[str, Sequence[Pair]], texts: Sequence[str], count: int, seed: int = 0) -> Iterator[Misspelt]:

@@ -81,13 +81,13 @@ def tokens_of(text: str) -> list[Token]:
     return found
 
 
-def acronyms(tokens: Sequence[Token], reach: int = 3) -> list[bool]:
-    """Whether each token is all capitals and most words around it are not."""
+def acronyms(tokens: Sequence[Token]) -> list[bool]:
+    """Whether each token is all capitals and most of the three words before and after it are not."""
     capitals = [0, *accumulate(token.capitals for token in tokens)]
     words = [0, *accumulate(token.key[0].isalpha() for token in tokens)]
     found: list[bool] = []
     for place, token in enumerate(tokens):
-        first, last = max(0, place - reach), min(len(tokens), place + reach + 1)
+        first, last = max(0, place - 3), min(len(tokens), place + 4)
         around = words[last] - words[first] - 1
         found.append(token.capitals and 2 * (capitals[last] - capitals[first] - 1) < max(around, 1))
     return found

@@ -262,7 +262,7 @@ def on_one_line(text: str) -> str:
     return printable(text.replace("\n", "↵").replace("\t", "⇥"))
 
 
-def fill_in(opened: Opened, lines: Sequence[str], seed: int, n: int = 3) -> Infilling:
+def fill_in(opened: Opened, lines: Sequence[str], seed: int) -> Infilling:
     """A line with its two longest words blanked, and how the model fills them; without words, two strings between
     spaces."""
     line = lines[min(1, len(lines) - 1)]
@@ -274,7 +274,7 @@ def fill_in(opened: Opened, lines: Sequence[str], seed: int, n: int = 3) -> Infi
         its_space = tokenizer.words_begin_with_spaces and line[word.start()] == " "
         width = len(tokenizer.encode(f" {word[0]}" if its_space else word[0]))
         template = f"{template[: word.start() + 1]}____{{{width}}}{template[word.end() + 1 :]}"
-    return Infilling(template, line, infill(opened.model, template, n, options=SamplingOptions(seed=seed)))
+    return Infilling(template, line, infill(opened.model, template, 3, options=SamplingOptions(seed=seed)))
 
 
 def correct_text(opened: Opened, lines: Sequence[str], seed: int) -> CorrectionFigures:

@@ -160,9 +160,9 @@ def _curve_of_bounds(report: RunReport) -> str:
     return f"<p>{said}</p>"
 
 
-def smoothed(points: Sequence[tuple[int, float]], share: float = 0.06) -> list[tuple[int, float]]:
-    """An exponential running mean over a share of the points, without the bias of its start."""
-    keep = 1 - 1 / max(1.0, share * len(points))
+def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """An exponential running mean over 6% of the points, without the bias of its start."""
+    keep = 1 - 1 / max(1.0, 0.06 * len(points))
     mean = weight = 0.0
     made: list[tuple[int, float]] = []
     for step, value in points:
