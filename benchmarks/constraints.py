@@ -8,8 +8,8 @@ time) of drawing with the constraint divided by that of drawing as many texts of
 it, at each temperature one after the other; the figure is the median over temperatures. The automaton is compiled
 before, and on a GPU each language is drawn from once before it is timed.
 
-How much a constraint costs depends on how long the network takes. `--layers` and `--width` put a network of random
-weights and this size, with the model's tokenizer and process, in the place of the model's own.
+How much a constraint costs depends on how long the network takes. On a GPU the cost is also measured with a large
+network: of random weights, with the model's tokenizer and process, for 64 texts at each of two temperatures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +112,19 @@ class Arguments:
     """Tokens per sample, at most."""
     languages: int = 30
     """How many of the languages."""
-    layers: int = 0
-    """Layers of a network with random weights; 0: the model's network."""
+    layers: int | None = None
+    """Layers of the large network; 0: none (default: 24 on a GPU, otherwise none)."""
     width: int = 2048
-    """Width of that network."""
+    """Width of the large network."""
     device: str = "auto"
     """auto, cpu or cuda."""
     out: Path | None = None
     """Write the results to this JSON file."""
+
+    @property
+    def each(self) -> int:
+        """Samples per language and temperature."""
+        return -(-self.n // len(self.temperatures))
 
 
 def is_valid(text: str, constraint: str | Mapping[str, Any]) -> bool:
@@ -162,7 +167,7 @@ def measure(model: LanguageModel, constraint: str | Mapping[str, Any], arguments
     start = time.perf_counter()
     length = width_of(model, language, arguments.length)
     compiled = time.perf_counter() - start
-    each = -(-arguments.n // len(arguments.temperatures))
+    each = arguments.each
     how: dict[str, Any] = {"length": length, "steps": arguments.steps, "top_p": 1.0}
     if model.device.type == "cuda":
         drawn(model, each, constraint=language, **how)
@@ -217,16 +222,12 @@ def random_network(model: LanguageModel, layers: int, width: int) -> LanguageMod
     return LanguageModel.from_network(network, model.process, model.method, model.tokenizer)
 
 
-def run(arguments: Arguments) -> int:
-    """Print a line per language and the totals."""
-    model = load(arguments.model, arguments.device)
-    if arguments.layers:
-        model = random_network(model, arguments.layers, arguments.width)
+def measured(model: LanguageModel, arguments: Arguments) -> dict[str, Any]:
+    """The languages with one network; prints a line per language and the totals."""
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
-    print(f"{parameters / 1e6:,.0f} million parameters on {model.device}", flush=True)
+    print(f"{parameters / 1e6:,.0f} million parameters on {model.device}, {arguments.each} texts at once", flush=True)
     if model.device.type == "cuda":
-        each = -(-arguments.n // len(arguments.temperatures))
-        drawn(model, each, length=arguments.length, steps=arguments.steps)
+        drawn(model, arguments.each, length=arguments.length, steps=arguments.steps)
     rows = list[dict[str, Any]]()
     for constraint in [*REGEXES, *SCHEMAS][: arguments.languages]:
         rows.append(row := measure(model, constraint, arguments))
@@ -243,17 +244,24 @@ def run(arguments: Arguments) -> int:
     print(f"{valid} of {samples} samples of {len(rows)} languages are valid")
     if costs:
         print(f"median cost at up to 500 states: {middle:.3f} (largest {max(costs):.3f})")
+    totals = {"samples": samples, "valid": valid, "median_cost": middle}
+    return {"parameters": parameters, "texts": arguments.each, **totals, "languages": rows}
+
+
+def run(arguments: Arguments) -> int:
+    """Measure the model, and the large network."""
+    model = load(arguments.model, arguments.device)
+    found = measured(model, arguments)
+    layers = arguments.layers if arguments.layers is not None else 24 * (model.device.type == "cuda")
+    large = dict[str, Any]()
+    if layers:
+        few = replace(arguments, n=min(arguments.n, 128), temperatures=arguments.temperatures[:2])
+        large = {"large": measured(random_network(model, layers, arguments.width), few)}
     if arguments.out is not None:
         settings = {name: getattr(arguments, name) for name in ("model", "n", "temperatures", "steps", "length")}
-        record = {
-            "settings": settings,
-            "device": str(model.device),
-            "threads": torch.get_num_threads(),
-            "parameters": parameters,
-        }
-        totals = {"samples": samples, "valid": valid, "median_cost": middle}
-        write_json(arguments.out, {**record, **totals, "languages": rows}, indent=2)
-    return 0 if valid == samples else 1
+        record = {"settings": settings, "device": str(model.device), "threads": torch.get_num_threads()}
+        write_json(arguments.out, {**record, **found, **large}, indent=2)
+    return 0 if found["valid"] == found["samples"] else 1
 
 
 if __name__ == "__main__":
