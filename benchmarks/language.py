@@ -2,14 +2,22 @@
 
     python benchmarks/language.py --cache /tmp/cedd --workers 16
     python benchmarks/language.py --only cedd-star/absorb sedds/absorb@1024 --budget 560
+    python benchmarks/language.py --only cedd-star/absorb/4 cedd-star/absorb/16 --minutes 8
     python benchmarks/language.py --only --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/language.py --table benchmarks/results/language.json --page docs/results/language.md
 
-A cell is METHOD/PROCESS[@LENGTH][+RECIPE] (language_cells.py); how cells are scheduled, resumed and recorded is in
-cells.py. All are trained by the package's trainer on the same text, for the same number of steps of the same number
+A cell is METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE] (language_cells.py); how cells are scheduled, resumed and recorded is
+in cells.py. All are trained by the package's trainer on the same text, for the same number of steps of the same number
 of tokens, with one recipe; what differs in a row stands in its record. (With complementary masks a block is in its
 batch twice, so that `ar`, which has no masks, reads twice as much text.) The first cells are `ar`, which judges the
 samples of the others, and the paper's order on absorb.
+
+cedd-star/absorb/16 is block diffusion with b = 16. Cells in blocks also have the exact likelihood for b <= 8, samples
+of one network call per token, and the speed and memory of sampling. To train and judge all of them (repeat the command
+until they are done):
+
+    python benchmarks/language.py --minutes 8 --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf --only \\
+        cedd-star/absorb/{4,16,1,128} bayes-star/roulette/16 cedd-star/absorb/16@1024
 
 In the end a cell is measured once: the bounds `tight`, `j1` and `j2` on five test sets and on the held-out documents of
 each file of the corpus, and samples at several numbers of steps. The bound of every block and the sampled tokens are

@@ -1,4 +1,4 @@
-"""The cells of the language benchmark: METHOD/PROCESS[@LENGTH][+RECIPE], and how each is trained."""
+"""The cells of the language benchmark: METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE], and how each is trained."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ PROCESSES: Mapping[str, ProcessConfig] = {
     "": ProcessConfig("absorb"),
 }
 """Processes by the name in a cell; flow matching's are its kappa, and ar has none."""
+IN_BLOCKS: Mapping[str, Mapping[str, Any]] = {"absorb": {"model.time_input": "none"}}
+"""What suits a process in blocks: without a time input, the likelihood of a block is a sum over 2^b contexts."""
 CORRECTORS: Mapping[str, Mapping[str, float | None]] = {"dfm": {"": None, "corrector": 1.0}}
 """Methods whose network is measured and sampled in several ways, by the name of each."""
 
@@ -86,6 +88,12 @@ MAIN = (
 )
 SHARES = tuple(f"cedd-star/roulette{share}" for share in ("", "-0.65", "-0.35", "-0.05"))
 LONG_CELLS = tuple(f"{cell}@{LONG}" for cell in ("sedds/absorb", "cedd-star/absorb", "ceddt/absorb", "ar"))
+BLOCK_CELLS = (
+    *(f"cedd-star/absorb/{block}" for block in (1, 4, 16, SHORT)),
+    "bayes-star/roulette/16",
+    f"cedd-star/absorb/16@{LONG}",
+)
+"""Block diffusion; one block of 128 tokens is full diffusion, without a time input as the others."""
 FIRST = ("ar", "cedd-star/absorb", "sedds/absorb", "cedd/absorb", "sedd/absorb")
 """The judge and the paper's order on absorb."""
 
@@ -94,10 +102,10 @@ FIRST = ("ar", "cedd-star/absorb", "sedds/absorb", "cedd/absorb", "sedd/absorb")
 class Arguments(CellArguments):
     """example: python benchmarks/language.py --only ar cedd-star/absorb --budget 560 --cache /tmp/cedd --workers 16
 
-    Train and measure the cells METHOD/PROCESS[@LENGTH][+RECIPE] of the paper's language tables.
+    Train and measure the cells METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE] of the language tables.
     """
 
-    only: tuple[str, ...] = tuple(dict.fromkeys((*FIRST, *MAIN, *SHARES, *LONG_CELLS)))
+    only: tuple[str, ...] = tuple(dict.fromkeys((*FIRST, *MAIN, *SHARES, *LONG_CELLS, *BLOCK_CELLS)))
     """The cells to run, in this order; none for the judges alone. +paper: the paper's own recipe."""
     data: Path | None = None
     """Folder with corpus/, eval/ and gpt2-bpe/ (default: CEDD_DATA). Without it, only the held-out documents of
@@ -137,7 +145,9 @@ class Arguments(CellArguments):
     sampled_tokens: int = 8192
     """Tokens sampled for each number of steps."""
     sampler_steps: tuple[int, ...] = (32, 128, 1024)
-    """Numbers of steps, each for samples of its own."""
+    """Numbers of steps, each for samples of its own. Cells in blocks take one step per token."""
+    speed_batches: tuple[int, ...] = (1, 8, 32)
+    """Texts drawn at once when the speed of cells in blocks is measured."""
     judge: dict[str, str] = field(default_factory=dict)
     """Judges of samples besides the cell ar, NAME FILE: a .gguf file or a folder for the transformers library."""
     judge_batch: int = 8
@@ -159,6 +169,8 @@ class Arguments(CellArguments):
             raise ValueError(f"--holdout is a share of the documents between 0 and 1 (got {self.holdout})")
         if not self.sampler_steps or min(self.sampler_steps) < 1:
             raise ValueError("--sampler-steps must be at least 1 each")
+        if any(batch < 1 for batch in self.speed_batches):
+            raise ValueError("--speed-batches must be at least 1 each")
         if "ar" in self.judge:
             raise ValueError("--judge ar: the judge ar is the cell of that name; give yours another")
         for judge in self.judge.values():
@@ -184,27 +196,32 @@ class Cell(NamedTuple):
     process: str
     length: int | None
     recipe: str
+    block: int | None = None
 
     @property
     def name(self) -> str:
-        made = f"{self.method}/{self.process}" if self.process else self.method
+        made = "/".join(str(part) for part in (self.method, self.process, self.block) if part)
         return made + (f"@{self.length}" if self.length else "") + (f"+{self.recipe}" if self.recipe else "")
 
 
 def read_cell(text: str) -> Cell:
-    """METHOD/PROCESS[@LENGTH][+RECIPE]; ar and ar@LENGTH have no process."""
+    """METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE]; ar and ar@LENGTH have no process and no blocks."""
     words, plus, recipe = text.partition("+")
     words, at, length = words.partition("@")
     method, _, process = words.partition("/")
+    process, slash, block = process.partition("/")
     with contextlib.suppress(ValueError):
-        cell = Cell(get_method(method).name, process, int(length) if at else None, recipe)
+        cell = Cell(
+            get_method(method).name, process, int(length) if at else None, recipe, int(block) if slash else None
+        )
         fits = cell.method in METHODS and process in PROCESSES and (recipe in RECIPES or not plus)
         has_kappa, has_none = process.startswith("kappa"), not process
-        if fits and has_kappa == (cell.method == "dfm") and has_none == (cell.method == "ar") and length != "0":
+        fits &= has_kappa == (cell.method == "dfm") and has_none == (cell.method == "ar")
+        if fits and cell.length != 0 and cell.block != 0 and not (slash and has_none):
             return cell
     processes = ", ".join(filter(None, PROCESSES))
     raise ValueError(
-        f"a cell is METHOD/PROCESS of {', '.join(METHODS)} and {processes} (kappa for dfm, none for ar), with "
+        f"a cell is METHOD/PROCESS of {', '.join(METHODS)} and {processes} (kappa for dfm, none for ar), with /BLOCK, "
         f"@LENGTH, and +{', +'.join(RECIPES)} (got {text!r})"
     )
 
@@ -239,10 +256,11 @@ def recipe(arguments: Arguments, length: int) -> TrainConfig:
 
 def configuration(arguments: Arguments, cell: str) -> TrainConfig:
     """The run of one cell; its text is given to the trainer, so that no folder of a machine is part of it."""
-    method, process, length, own = read_cell(cell)
+    method, process, length, own, block = read_cell(cell)
     chosen = PROCESSES[process]
     base = recipe(arguments, length or arguments.length)
-    for settings in (SUITED.get(method, {}), SUITED.get(chosen.name, {}), RECIPES.get(own, {})):
+    blocks = {} if block is None else IN_BLOCKS.get(chosen.name, {})
+    for settings in (SUITED.get(method, {}), SUITED.get(chosen.name, {}), blocks, RECIPES.get(own, {})):
         base = changed(base, settings)
     return replace(
         base,
@@ -250,6 +268,7 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         out=arguments.out / file_name(cell),
         method=method,
         process=chosen,
+        block=block,
         text=DataConfig(arguments.tokenizer, holdout=arguments.holdout, holdout_by="documents"),
         evaluation=EvaluationConfig(every=max(1, -(-base.steps // arguments.points)), samples=0),
         checkpoint_every=base.steps,

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from language_text import Texts
 from numpy.typing import NDArray
 
 import cedd
+from cedd.apps.bench.options import peak_gibibytes
 from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
 from cedd.bounds.importance import ImportanceEstimate
 from cedd.data.packing import evenly_spaced
@@ -40,6 +41,8 @@ from cedd.storage import atomic_file, file_sha256, finite, reading
 from cedd.training.loop import Trainer
 
 OWN_JUDGE = "ar"
+EXACT_BLOCK = 8
+"""The longest block whose exact likelihood is measured; it takes 2^b - 1 evaluations of every text."""
 BATCH = 256 * 128
 """Tokens shown to a network at once."""
 
@@ -91,8 +94,9 @@ class LanguageHooks(CellHooks):
         return float("inf") if None in nats else sum(nats) / len(nats)
 
     def finish(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
-        """Every bound on every text, and samples; arrays go into the cell's own file."""
-        began, arrays = time.perf_counter(), Arrays()
+        """Every bound on every text, samples and, of cells in blocks, speed; arrays go into the cell's own file."""
+        began, arrays, block = time.perf_counter(), Arrays(), trainer.config.block
+        training_gibibytes = peak_gibibytes(trainer.ranks.device)
         ways = CORRECTORS.get(trainer.method.name, {"": None})
         rows: dict[str, Any] = {way: {"texts": {}, "samples": {}} for way in ways}
         for way, corrector in ways.items():
@@ -105,17 +109,24 @@ class LanguageHooks(CellHooks):
                     weighted, values = self.weighted(trainer, model, blocks, bounds["tight"])
                     rows[way]["texts"][name]["importance"] = weighted
                     arrays[key("importance", way, name)] = values
+                if self.is_exact(trainer):
+                    exact = self.measured(trainer, model, blocks, bound="exact", batch=None)["exact"]
+                    rows[way]["texts"][name]["exact"] = bound_record(exact)
+                    arrays[key("exact", way, name)] = exact.per_sequence.numpy().astype(np.float32)
         bounded = time.perf_counter()
         loaded = LoadedModel(self.folder(trainer, model), trainer.ranks.device)
         length = trainer.config.length
         count = max(1, self.arguments.sampled_tokens // length)
-        one_by_one = not trainer.method.dynamics.noisy
+        one_by_one = block is not None or not trainer.method.dynamics.noisy
         for way, corrector in ways.items():
             for steps in (length,) if one_by_one else self.arguments.sampler_steps:
                 options = SamplingOptions(steps=steps, seed=trainer.config.seed, corrector=corrector)
+                options = options if block is None else one_call_per_token(trainer, options)
                 ids = loaded.draw((count, length), options).numpy()
                 rows[way]["samples"][str(steps)] = sample_record(ids)
                 arrays[key("samples", way, str(steps))] = ids.astype(np.uint16 if ids.max() < 2**16 else np.uint32)
+        sampled = time.perf_counter()
+        speed = {} if block is None else {"speed": self.speed(trainer, loaded)}
         file = self.arguments.extras(self.cell)
         with atomic_file(file) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
@@ -127,10 +138,35 @@ class LanguageHooks(CellHooks):
             "parameters": model.num_parameters(),
             "corpus_blocks": len(trainer.data.train),
             "versions": versions(),
+            "training_gibibytes": training_gibibytes,
+            **speed,
             "bound_seconds": round(bounded - began, 1),
-            "sample_seconds": round(ended - bounded, 1),
+            "sample_seconds": round(sampled - bounded, 1),
             "seconds": round(ended - began, 1),
         }
+
+    def is_exact(self, trainer: Trainer) -> bool:
+        """Whether the likelihood of a cell in blocks is the sum over the orders of every block."""
+        block = trainer.config.block
+        return block is not None and block <= EXACT_BLOCK and not trainer.process.can_shuffle
+
+    def speed(self, trainer: Trainer, loaded: LoadedModel) -> dict[str, Any]:
+        """Tokens per second and GiB of sampling with one network call per token, for each number of texts that are
+        drawn at once."""
+        device, length, found = trainer.ranks.device, trainer.config.length, dict[str, Any]()
+        for batch in self.arguments.speed_batches:
+            options = one_call_per_token(trainer, SamplingOptions(seed=trainer.config.seed, deterministic=False))
+            warm_up = trainer.config.block if loaded.writes_blocks else length
+            loaded.draw((batch, warm_up or length), options)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+            began = time.perf_counter()
+            loaded.draw((batch, length), options)  # on the host when it returns
+            seconds = time.perf_counter() - began
+            gibibytes = peak_gibibytes(device)
+            found[str(batch)] = {"tokens_per_second": round(batch * length / seconds, 1), "gibibytes": gibibytes}
+        return found
 
     def weighs_orders(self, trainer: Trainer, text: str) -> bool:
         """Whether the importance-weighted bound on a text is requested and defined."""
@@ -157,6 +193,14 @@ class LanguageHooks(CellHooks):
             record["by_orders"] = {str(orders): nats for orders, nats in found.by_orders.items()}
             record["effective_sample_size"] = found.effective_sample_size
         return finite(record), found.per_sequence.numpy().astype(np.float32)
+
+
+def one_call_per_token(trainer: Trainer, options: SamplingOptions) -> SamplingOptions:
+    """Options with as many network calls as tokens: of the exact sampler where the process only masks, elsewhere in
+    even steps of every block."""
+    if not trainer.process.can_shuffle:
+        return replace(options, sampler="first-hitting", steps=None)
+    return replace(options, steps=trainer.config.block)
 
 
 def bound_record(estimate: BoundEstimate) -> dict[str, Any]:

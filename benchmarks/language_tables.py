@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from cells import different_seeds, mean_with_interval, with_curves
 from language_cells import (
+    BLOCK_CELLS,
     LONG,
     LONG_CELLS,
     MAIN,
@@ -93,6 +94,8 @@ PAPER_SHARES |= {"cedd-star/roulette-0.35": 124.19, "cedd-star/roulette-0.05": 2
 ORDER = ("cedd-star", "cedd", "sedds", "sedd")
 """The methods in the paper's order, best first."""
 ON = ("absorb", "roulette", "uniform")
+BLOCKS_AND_FULL = (*BLOCK_CELLS[:5], "bayes-star/roulette", BLOCK_CELLS[5], f"cedd-star/absorb@{LONG}")
+"""The cells in blocks, and those of full diffusion that they are compared with."""
 CHANCE = {"": 0.03, "lm1b": 0.05, "ptb": 0.1}
 """The largest difference between two trainings of one method, in nats per token, by test set. Intervals over blocks do
 not cover it. (The largest of three pairs were those of ar@1024: 0.041 on 1BW, 0.087 on PTB.)"""
@@ -156,6 +159,7 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "long-order": _paired(rows, LONG_ORDER),
         "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
         "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE) + _real(rows, LONG),
+        **_blocks(rows),
         "curves": _curves(rows),
     }
 
@@ -202,14 +206,29 @@ def _differences(rows: Rows) -> str:
 
 
 def _bounds(rows: Rows, cells: Sequence[str]) -> str:
-    """Perplexities by `tight` with their intervals."""
+    """Perplexities by `tight` with their intervals, and the exact ones of cells in short blocks."""
     texts = [*rows.sets, *rows.held_out]
     heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
     lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
     for title, _, row in rows.of(cells):
         found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in texts]
         lines.append(f"| {title} | {' | '.join(found)} |")
+        if row is not None and all("exact" in row["texts"][text] for text in texts):
+            found = [_perplexity(row["texts"][text]["exact"]) for text in texts]
+            lines.append(f"| {title}, exact | {' | '.join(found)} |")
     return "\n".join(lines)
+
+
+def _blocks(rows: Rows) -> dict[str, str]:
+    """The tables of the cells in blocks that are done, next to full diffusion."""
+    done = [cell for cell in BLOCK_CELLS if rows.finished(cell) is not None]
+    if not done:
+        return dict.fromkeys(("blocks", "blocks-samples", "blocks-speed"), f"{NOT_YET}: no row has been trained.")
+    return {
+        "blocks": _bounds(rows, [cell for cell in BLOCKS_AND_FULL if cell in done or cell not in BLOCK_CELLS]),
+        "blocks-samples": _generative(rows, done) + _real(rows, rows.protocol.get("length"), ""),
+        "blocks-speed": _speed(rows, done),
+    }
 
 
 def _quoted(rows: Rows) -> str:
@@ -353,29 +372,45 @@ def _verdict(intervals: Mapping[str, tuple[float, float]]) -> str:
 # Generative perplexity
 
 
-def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float]) -> str:
-    """Entropy and mean perplexity of the samples drawn in the most steps, by each judge."""
+def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float] | None = None) -> str:
+    """Entropy and mean perplexity of the samples drawn in the most steps, by each judge, and in the paper."""
     names = _judges(rows)
-    heads = " | ".join(f"by {name} [95%]" for name in names)
-    lines = [f"| generative perplexity | entropy | {heads} | paper |", f"|---|--:|{'--:|' * len(names)}--:|"]
+    heads = " | ".join((*(f"by {name} [95%]" for name in names), *(["paper"] if papers else [])))
+    lines = [f"| generative perplexity | entropy | {heads} |", f"|---|--:|{'--:|' * (len(names) + bool(papers))}"]
     for title, _, row in rows.of(cells):
-        paper = _plain(papers.get(_without_recipe(title)))
+        paper = [f" {_plain(papers.get(_without_recipe(title)))} |"] if papers else []
         if row is None:
-            lines.append(f"| {title} | {NOT_YET} |{f' {NOT_YET} |' * len(names)} {paper} |")
+            lines.append(f"| {title} | {NOT_YET} |{f' {NOT_YET} |' * len(names)}{''.join(paper)}")
             continue
         steps = max(row["samples"], key=int)
-        sampled, paper = row["samples"][steps], paper if steps == "1024" else ""
-        found = [_judged(sampled["judges"].get(name)) for name in names]
-        lines.append(f"| {title} | {sampled['token_entropy']:.2f} | {' | '.join(found)} | {paper} |")
+        sampled, paper = row["samples"][steps], paper if steps == "1024" else ["  |"] * len(paper)
+        found = "".join(f" {_judged(sampled['judges'].get(name))} |" for name in names)
+        lines.append(f"| {title} | {sampled['token_entropy']:.2f} |{found}{''.join(paper)}")
     return "\n".join(lines)
 
 
-def _real(rows: Rows, length: int | None) -> str:
-    """Lines for held-out text of this length, in a table of samples."""
+def _speed(rows: Rows, cells: Sequence[str]) -> str:
+    """Time and memory of training and sampling."""
+    found = {cell: final for cell in cells if (final := rows.finished(cell))}
+    batches = list(dict.fromkeys(batch for final in found.values() for batch in final["speed"]))
+    heads = "".join(f" tokens/s, batch {batch} | GiB |" for batch in batches)
+    lines = [f"| | ms per training step | GiB |{heads}", f"|---|--:|--:|{'--:|--:|' * len(batches)}"]
+    for cell, final in found.items():
+        milliseconds = rows.cells[cell].get("seconds_per_step")
+        values = [None if milliseconds is None else 1000 * milliseconds, final["training_gibibytes"]]
+        for batch in batches:
+            one = final["speed"].get(batch, {})
+            values += [one.get("tokens_per_second"), one.get("gibibytes")]
+        lines.append(f"| {cell} | {' | '.join(map(_plain, values))} |")
+    return "\n".join(lines)
+
+
+def _real(rows: Rows, length: int | None, paper: str = " |") -> str:
+    """Lines for held-out text of this length, in a table of samples with or without a column of the paper."""
     lines = ""
     for name, text in rows.held_out_texts.get(str(length), {}).items():
         found = [_judged(text["judges"].get(judge)) for judge in _judges(rows)]
-        lines += f"\n| held-out {name} | {text['token_entropy']:.2f} | {' | '.join(found)} | |"
+        lines += f"\n| held-out {name} | {text['token_entropy']:.2f} | {' | '.join(found)} |{paper}"
     return lines
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import cedd
 from cedd.data.packing import evenly_spaced
 from cedd.training.config import from_json
 from tests.benchmarks.scripts import BENCHMARKS, definitions
@@ -61,6 +62,7 @@ TINY = {
     "order_texts": ("books",),
     "sampled_tokens": 32,
     "sampler_steps": (2, 3),
+    "speed_batches": (1, 2),
     "device": "cpu",
 }
 
@@ -72,12 +74,12 @@ def arguments(benchmark, tmp_path_factory):
     return benchmark.Arguments(**places, results=work / "results" / "language.json", **TINY)
 
 
-CELLS = ("ar", "cedd-star/absorb", "dfm/kappa-t2")
+CELLS = ("ar", "cedd-star/absorb", "dfm/kappa-t2", "cedd-star/absorb/4")
 
 
 @pytest.fixture(scope="module")
 def done(benchmark, arguments):
-    """The results of three cells, each trained as a worker does it, in this process."""
+    """The results of four cells, each trained as a worker does it, in this process."""
     finish, held = benchmark.LanguageHooks.finish, []
 
     def finish_in_turn(self, trainer, model):
@@ -143,11 +145,34 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
 
 
 @pytest.mark.slow
+def test_a_cell_in_blocks_has_an_exact_likelihood_and_a_speed(benchmark, arguments, done):
+    record = done.content["cells"]["cedd-star/absorb/4"]
+    config, final = from_json(benchmark.TrainConfig, record["config"]), record["final"]
+    assert (config.block, config.model.time_input, config.batch.complementary) == (4, "none", True)
+    (row,) = final["rows"].values()
+    assert row["samples"].keys() == {"16"}
+    with np.load(arguments.extras("cedd-star/absorb/4")) as arrays:
+        model = cedd.load(arguments.out / "cedd-star-absorb-4")
+        blocks, _ = benchmark.choose_sequences(benchmark.Texts(arguments).test_sets(16)["ptb"], 4, model.tokenizer)
+        exact = cedd.exact_likelihood(model.model, model.process, blocks, range(16), method=model.method)
+        nats = row["texts"]["ptb"]["exact"]["nats_per_token"]
+        assert nats == pytest.approx(float(exact.mean()) / 16, rel=1e-5)
+        assert arrays["exact/ptb"] == pytest.approx((exact / 16).numpy(), rel=1e-5)
+    assert final["speed"].keys() == {"1", "2"}
+    assert final["speed"]["2"]["tokens_per_second"] > 0
+    made = benchmark.tables(done.content, arguments)
+    assert "| cedd-star/absorb/4, exact |" in made["blocks"]
+    assert made["blocks-samples"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
+    assert made["blocks-speed"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
+    assert "not yet" not in made["blocks-speed"]
+
+
+@pytest.mark.slow
 def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, done, capsys, tmp_path):
     content = json.loads(json.dumps(done.content))
     nowhere = replace(arguments, out=tmp_path)
     assert list(benchmark.judge_rows(nowhere, content)) == []
-    assert capsys.readouterr().err == f"the judge ar is missing for 3 cells: train it in {tmp_path}\n"
+    assert capsys.readouterr().err == f"the judge ar is missing for 4 cells: train it in {tmp_path}\n"
     with pytest.raises(ValueError, match=r"judge not found: .*none\.gguf"):
         list(benchmark.judge_rows(replace(nowhere, judge={"smollm2": str(tmp_path / "none.gguf")}), content))
     assert content == done.content
@@ -280,7 +305,8 @@ def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benc
 def test_every_cell_of_the_tables_can_be_configured(benchmark):
     arguments = benchmark.Arguments()
     arguments.check()
-    assert set(arguments.only) == {*benchmark.MAIN, *benchmark.SHARES, *benchmark.LONG_CELLS}
+    cells = {*benchmark.MAIN, *benchmark.SHARES, *benchmark.LONG_CELLS, *benchmark.BLOCK_CELLS}
+    assert set(arguments.only) == cells
     assert set(benchmark.PAPER) <= {*arguments.only, "dfm/kappa-t, corrector"}
     configs = {cell: benchmark.configuration(arguments, cell) for cell in arguments.only}
     tokens = {config.steps * config.batch.size * config.length for config in configs.values()}
@@ -288,6 +314,15 @@ def test_every_cell_of_the_tables_can_be_configured(benchmark):
     assert configs["cedd-star/roulette-0.35"].process.arguments == {"p_m": 0.35}
     assert configs["sedd/absorb"].batch.highest_time == 1.0
     assert not configs["ar"].batch.complementary
+    blocks = {cell: configs[cell].block for cell in benchmark.BLOCK_CELLS}
+    assert list(blocks.values()) == [1, 4, 16, 128, 16, 16]
+    assert configs["cedd-star/absorb/4"].model.time_input == "none"
+    assert configs["bayes-star/roulette/16"].model.time_input == "sigma"
+    for wrong in ("cedd-star/absorb/0", "cedd-star/absorb/x", "ar//4", "cedd-star/absorb/4/4"):
+        with pytest.raises(ValueError, match=r"a cell is METHOD/PROCESS"):
+            benchmark.read_cell(wrong)
+    with pytest.raises(ValueError, match="blocks of 3 do not divide a length of 128"):
+        replace(arguments, only=("cedd-star/absorb/3",)).check()
     paper = benchmark.configuration(arguments, "sedd/absorb+paper")
     assert (paper.optimizer.matrices, paper.optimizer.rate, paper.model.dropout) == ("adamw", 3e-4, 0.1)
     assert benchmark.file_name("cedd*/absorb@1024+paper") == "cedd-star-absorb@1024+paper"
@@ -316,21 +351,21 @@ def test_the_benchmark_resumes_after_a_kill(tmp_path):
     """As a user runs it: killed within the second cell, started again, done; the first is not trained twice."""
     write_data(tmp_path / "data")
     results = tmp_path / "language.json"
-    sizes = {**TINY, "steps": 40, "sampler_steps": "2 3"}
+    sizes = {**TINY, "steps": 40, "sampler_steps": "2 3", "speed_batches": "1"}
     options = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", *str(value).split())]
     places = ["--data", "data", "--cache", "cache", "--out", "runs", "--results", str(results)]
-    command = [sys.executable, str(BENCHMARK), *options, *places, "--only", "ar", "sedds/absorb"]
+    command = [sys.executable, str(BENCHMARK), *options, *places, "--only", "ar", "cedd-star/absorb/4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         for line in process.stdout or ():
-            if line.startswith("sedds/absorb: step"):
+            if line.startswith("cedd-star/absorb/4: step"):
                 process.send_signal(signal.SIGKILL)
                 break
     time.sleep(1)
     saved = json.loads(results.read_text())["cells"]
     assert saved["ar"]["finished"]
-    assert not saved["sedds/absorb"]["finished"]
+    assert not saved["cedd-star/absorb/4"]["finished"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert "ar: done before" in done.stdout
     saved = json.loads(results.read_text())["cells"]
-    assert saved["sedds/absorb"]["final"]["rows"][""]["samples"]["2"]["judges"].keys() == {"ar"}
+    assert saved["cedd-star/absorb/4"]["final"]["rows"][""]["samples"]["16"]["judges"].keys() == {"ar"}
