@@ -223,9 +223,11 @@ def _blocks(rows: Rows) -> dict[str, str]:
     """The tables of the cells in blocks that are done, next to full diffusion."""
     done = [cell for cell in BLOCK_CELLS if rows.finished(cell) is not None]
     if not done:
-        return dict.fromkeys(("blocks", "blocks-samples", "blocks-speed"), f"{NOT_YET}: no row has been trained.")
+        return dict.fromkeys(
+            ("blocks-bounds", "blocks-samples", "blocks-speed"), f"{NOT_YET}: no row has been trained."
+        )
     return {
-        "blocks": _bounds(rows, [cell for cell in BLOCKS_AND_FULL if cell in done or cell not in BLOCK_CELLS]),
+        "blocks-bounds": _bounds(rows, [cell for cell in BLOCKS_AND_FULL if cell in done or cell not in BLOCK_CELLS]),
         "blocks-samples": _generative(rows, done) + _real(rows, rows.protocol.get("length"), ""),
         "blocks-speed": _speed(rows, done),
     }

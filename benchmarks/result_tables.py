@@ -193,13 +193,14 @@ def all_tables() -> dict[str, dict[str, str]]:
     language, spelling = (RESULTS / f"{name}.json" for name in ("language", "spelling"))
     read = json.loads(language.read_text("utf-8")), json.loads(spelling.read_text("utf-8"))
     coverage = json.loads((RESULTS / "bound-coverage.json").read_text("utf-8"))
+    rows = language_tables.tables(read[0], Arguments(results=language))
     return {
-        "language.md": language_tables.tables(read[0], Arguments(results=language)),
+        "language.md": rows,
         "spelling.md": spelling_tables.tables(read[1]),
         "intervals.md": bound_coverage.tables(coverage),
         "samplers.md": sampler_tables(),
         "correction.md": correction_tables(),
-        "blocks.md": block_tables(),
+        "blocks.md": block_tables() | {name: table for name, table in rows.items() if name.startswith("blocks-")},
     }
 
 

@@ -161,7 +161,7 @@ def test_a_cell_in_blocks_has_an_exact_likelihood_and_a_speed(benchmark, argumen
     assert final["speed"].keys() == {"1", "2"}
     assert final["speed"]["2"]["tokens_per_second"] > 0
     made = benchmark.tables(done.content, arguments)
-    assert "| cedd-star/absorb/4, exact |" in made["blocks"]
+    assert "| cedd-star/absorb/4, exact |" in made["blocks-bounds"]
     assert made["blocks-samples"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
     assert made["blocks-speed"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
     assert "not yet" not in made["blocks-speed"]
