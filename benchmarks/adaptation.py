@@ -39,6 +39,7 @@ from cedd.data.evaluation_sets import load_evaluation_set
 from cedd.data.packing import pack
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.data.training_data import TrainingData
+from cedd.device import pick_device
 from cedd.models.locate import is_model
 from cedd.storage import write_json
 from cedd.tasks import LanguageModel
@@ -48,17 +49,20 @@ from cedd.training.loop import Hooks, Trainer
 from cedd.training.time_limit import TimeLimit
 
 LENGTH = 128
+HELD_OUT = "held-out"
 HOLDOUT = 0.004
 """The share of the documents that is held out."""
 CELLS: Mapping[str, Mapping[str, Any]] = {
     "parent": {},
     "ar": {"method": "ar"},
+    "blocks-2": {"block": 2},
     "blocks-4": {"block": 4},
     "blocks-16": {"block": 16},
     "blocks-16-grown": {"block": 16, "adapt": {"first_block": 1}},
     "blocks-4-next-token": {"block": 4, "adapt": {"next_token_weight": 0.3}},
     "blocks-16-next-token": {"block": 16, "adapt": {"next_token_weight": 0.3}},
     "blocks-4-no-shift": {"block": 4, "adapt": {"shift": False}},
+    "blocks-16-no-shift": {"block": 16, "adapt": {"shift": False}},
     "blocks-4-block-past": {"block": 4, "adapt": {"causal_past": False}},
     "full": {},
     "full-annealed": {"adapt": {"anneal": 0.3}},
@@ -67,6 +71,9 @@ CELLS: Mapping[str, Mapping[str, Any]] = {
 """What differs from the preset `adapt`, by the names of cells."""
 EXACT_BLOCK = 4
 """The largest block whose exact likelihood is computed: 2^b - 1 evaluations."""
+FASTEST = 0.04
+"""Seconds of the fastest step to expect: a time limit plans for as many steps, and the speed then lowers their
+number. (A learning rate that decays can end earlier, but not later.)"""
 
 
 @dataclass(frozen=True)
@@ -90,10 +97,10 @@ class Arguments:
     """Sequences of 128 tokens per step; with complementary masks, each text is in the batch twice."""
     rate: float | None = None
     """The highest learning rate, by default the preset's."""
-    every: int = 500
+    every: int = 1000
     """Steps between measurements of the learning curve."""
     blocks: int = 1024
-    """Held-out blocks that are measured at the end."""
+    """Held-out blocks that are measured at the end; a quarter as many of each test set."""
     sets: tuple[str, ...] = ("wikitext2", "ptb", "lambada", "wikitext103", "lm1b")
     """Test sets that are measured at the end, where --data has eval/."""
     results: Path = Path("benchmarks/results/adaptation.json")
@@ -140,7 +147,7 @@ def configuration(arguments: Arguments, cell: str, parent: Path) -> TrainConfig:
         optimizer=optimizer,
         batch=replace(preset.batch, size=arguments.batch, complementary=not is_ar),
         evaluation=replace(preset.evaluation, every=arguments.every, sequences=256, draws=4, samples=0),
-        steps=arguments.steps or preset.steps,
+        steps=arguments.steps or int(arguments.seconds / FASTEST),
         checkpoint_every=10**9,
         device=arguments.device,
     )
@@ -191,7 +198,8 @@ def trained(arguments: Arguments, cell: str, parent: Path, data: TrainingData) -
     """Train a cell; how it went."""
     config, curve = configuration(arguments, cell, parent), Curve()
     if arguments.steps is None:
-        hooks: Hooks = TimedCurve(arguments.seconds)
+        # The first steps compile the network, or none where it is not compiled.
+        hooks: Hooks = TimedCurve(arguments.seconds, first=20 if pick_device(config.device).type == "cuda" else 1)
         assert isinstance(hooks, TimedCurve)
         hooks.curve = curve
     else:
@@ -212,45 +220,44 @@ def trained(arguments: Arguments, cell: str, parent: Path, data: TrainingData) -
     }
 
 
-def measured(model: LanguageModel, data: torch.Tensor) -> dict[str, Any]:
-    """Bits per byte on blocks [N, L]."""
+def measured(model: LanguageModel, data: torch.Tensor, exact: bool) -> dict[str, Any]:
+    """Bits per byte on blocks [N, L]: the bound, and with `exact` the likelihood where blocks are small."""
     bytes_ = sum(len(model.tokenizer.decode(row).encode("utf-8", "replace")) for row in data.numpy())
     scale = data.numel() / bytes_ / math.log(2)
     how: dict[str, Any] = {"method": model.method, "generator": torch.Generator().manual_seed(0)}
-    found = cedd.estimate_bound(model.model, model.process, data.to(model.device), draws=16, batch=64, **how)
+    found = cedd.estimate_bound(model.model, model.process, data.to(model.device), draws=16, batch=128, **how)
     record = {"bits_per_byte": found.nats_per_token * scale, "stderr": found.stderr * scale, "blocks": len(data)}
-    if model.method.block is not None and model.method.block <= EXACT_BLOCK:
+    if exact and model.method.block is not None and model.method.block <= EXACT_BLOCK:
         nats = torch.cat(
             [
                 cedd.exact_likelihood(
                     model.model, model.process, part.to(model.device), range(data.shape[1]), method=model.method
                 )
-                for part in data.split(64)
+                for part in data.split(128)
             ]
         ).cpu()
         record |= {"exact_bits_per_byte": float(nats.mean()) / data.shape[1] * scale}
     return record
 
 
-def measure_cell(arguments: Arguments, cell: str, parent: Path, held_out: torch.Tensor) -> dict[str, Any]:
-    """Bits per byte of a cell's model on all texts."""
+def measure_cell(
+    arguments: Arguments, cell: str, parent: Path, texts: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], float]:
+    """Bits per byte of a cell's model on all texts, of which the first is the held-out one, and the seconds."""
+    started = time.perf_counter()
     model = cedd.load(parent if cell == "parent" else arguments.runs / cell, device=arguments.device)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
-        record = {"held-out": measured(model, held_out)}
-        for name, blocks in test_sets(arguments, model).items():
-            record[name] = measured(model, blocks)
-    return record
+        record = {name: measured(model, blocks, name == HELD_OUT) for name, blocks in texts.items()}
+    return record, round(time.perf_counter() - started, 1)
 
 
-def test_sets(arguments: Arguments, model: LanguageModel) -> dict[str, torch.Tensor]:
+def test_sets(arguments: Arguments, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Blocks of the test sets that are there."""
     assert arguments.data is not None
     found: dict[str, torch.Tensor] = {}
     for name in arguments.sets if (arguments.data / "eval").is_dir() else ():
-        packed = load_evaluation_set(
-            name, model.tokenizer, LENGTH, root=arguments.data, workers=arguments.workers
-        ).packed
-        found[name] = torch.from_numpy(packed.evenly_spaced(arguments.blocks // 2))
+        packed = load_evaluation_set(name, tokenizer, LENGTH, root=arguments.data, workers=arguments.workers).packed
+        found[name] = torch.from_numpy(packed.evenly_spaced(max(1, arguments.blocks // 4)))
     return found
 
 
@@ -266,6 +273,7 @@ def run(arguments: Arguments) -> int:
     parent = prepared_parent(arguments)
     data = texts(arguments, load_tokenizer(parent))
     held_out = torch.from_numpy(data.validation.evenly_spaced(arguments.blocks))
+    measured_on = {HELD_OUT: held_out, **test_sets(arguments, data.tokenizer)}
     records = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
     for cell in arguments.cells:
         if cell in records:
@@ -275,7 +283,8 @@ def run(arguments: Arguments) -> int:
         torch.compiler.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        records[cell] = record | {"bits_per_byte": measure_cell(arguments, cell, parent, held_out)}
+        found, seconds = measure_cell(arguments, cell, parent, measured_on)
+        records[cell] = record | {"bits_per_byte": found, "seconds_of_measuring": seconds}
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.results, records, indent=2)
         print(json.dumps({cell: {name: value for name, value in records[cell].items() if name != "curve"}}), flush=True)
@@ -291,9 +300,9 @@ def table(records: Mapping[str, Any]) -> str:
     for cell, record in records.items():
         found = record["bits_per_byte"]
         shown = [f"{found[name]['bits_per_byte']:.4f}" if name in found else "–" for name in texts]
-        exact = found.get("held-out", {}).get("exact_bits_per_byte")
+        exact = found.get(HELD_OUT, {}).get("exact_bits_per_byte")
         if exact is not None:
-            shown[texts.index("held-out")] += f" (exact {exact:.4f})"
+            shown[texts.index(HELD_OUT)] += f" (exact {exact:.4f})"
         tokens = f"{record['tokens'] / 1e6:.0f}" if "tokens" in record else "–"
         lines.append(
             [cell, tokens, str(record.get("milliseconds_per_step") or "–"), str(record.get("gibibytes") or "–"), *shown]

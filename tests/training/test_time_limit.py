@@ -126,6 +126,18 @@ def test_trouble_that_passes_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch,
     assert all(0 <= before - after < 0.02 * LONG.optimizer.rate for before, after in pairwise(rates))
 
 
+def test_a_limit_of_few_steps_is_kept(monkeypatch: pytest.MonkeyPatch):
+    """Steps so slow that fewer fit than lie between two choices, or than the warm-up has."""
+    config = replace(LONG, steps=5000, optimizer=OptimizerConfig(schedule="linear", warmup=100))
+    clock = Clock(monkeypatch, config, lambda _: 3.0)
+    clock.run(TimeLimit(120.0, first=1))
+    assert 34 <= clock.state.step <= 42
+    assert clock.now <= 126
+    end = rate_of(clock.config, clock.state.step)
+    assert end < rate_of(clock.config, clock.state.step - 1) < 0.1 * config.optimizer.rate
+    assert end == 0
+
+
 def test_a_cosine_keeps_the_number_that_it_falls_by(monkeypatch: pytest.MonkeyPatch):
     """The rate of every step depends on it; a constant one's of none."""
     for schedule, steps in (("cosine", 1000), ("constant", 2000)):

@@ -505,6 +505,9 @@ class Bench(CommonArguments):
     """What to time."""
     preset: Literal["tiny", "char", "english-char", "small", "medium"] = "small"
     """Size of the network."""
+    architecture: Literal["transformer", "llama"] = "transformer"
+    """The network (train): the preset's transformer, or a Llama-type network as cedd adapt trains it (small: the sizes
+    of SmolLM2-135M, whose vocabulary is 49152)."""
     shapes: tuple[str, ...] | None = None
     """Sequences x positions, one row each (default: 512x128 64x1024 32x128 for train, 64x128 for sample)."""
     vocab_size: int = field(default=50257, metadata={"option": "vocab"})

@@ -26,7 +26,7 @@ USUAL = {
     "sample": (("64x128",), ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"), 1024),
 }
 """Default shapes, methods and steps of each suite."""
-UNUSED = {"train": ("samplers",), "sample": ("warmup", "precision", "complementary")}
+UNUSED = {"train": ("samplers",), "sample": ("architecture", "warmup", "precision", "complementary")}
 """Options that have no effect on a suite."""
 
 
@@ -107,7 +107,8 @@ def run(arguments: Bench) -> int:
         print(json.dumps({"machine": about, "preset": arguments.preset, "vocab": arguments.vocab_size, "rows": rows}))
         return 0
     console.print(
-        f"{arguments.suite}, {arguments.preset} network, V = {arguments.vocab_size}; {about}", highlight=False
+        f"{arguments.suite}, {arguments.preset} {arguments.architecture}, V = {arguments.vocab_size}; {about}",
+        highlight=False,
     )
     console.print(_table(rows, COLUMNS[arguments.suite]))
     return 0

@@ -17,6 +17,10 @@ from cedd.training.run_folder import TRAIN_FILE
 MIN_CHANGE = 0.05
 """While the learning rate decays, the end moves only if the number of remaining steps changes by more than this
 share."""
+SHARE = 0.05
+"""The largest share of the time between two choices of the number of steps."""
+SETTLED = 3
+"""Steps after the first timed one, until the speed is that of timed steps only."""
 
 
 def with_steps(config: TrainConfig, steps: int) -> TrainConfig:
@@ -62,7 +66,8 @@ class TimeLimit(Hooks):
     Args:
         seconds: time limit, from step `first` on.
         first: steps before it are not timed, since compilation slows them down.
-        every: steps after which the number of steps is chosen again.
+        every: steps after which the number of steps is chosen again; fewer if they would take more than SHARE of the
+            time.
         reserved_steps: time of this many steps is reserved for evaluations and for what follows the run.
         most: upper limit of the number of steps.
         with_steps: makes the configuration with another number of steps, before the decay.
@@ -80,6 +85,8 @@ class TimeLimit(Hooks):
     began: Mark | None = field(init=False, default=None)
     fell: Mark | None = field(init=False, default=None)
     evaluating: float = field(init=False, default=0.0)
+    slow: bool | None = field(init=False, default=None)
+    """Whether `every` steps take more than SHARE of the time. The end is then chosen during the warm-up, too."""
 
     def on_start(self, trainer: Trainer) -> None:
         if self.planned is None:
@@ -94,7 +101,13 @@ class TimeLimit(Hooks):
                 trainer.meter.pause()
             return
         recent = trainer.meter.seconds_per_step
-        if recent is None or step % self.every or not config.optimizer.warmup <= step < config.steps - self.every:
+        if recent is None or step < self.began.step + SETTLED:
+            return
+        if self.slow is None:  # by the clock of the first rank, so that all ranks choose at the same steps
+            fitting = int(trainer.ranks.from_first(lambda: max(1.0, SHARE * self.seconds / recent)))
+            self.slow, self.every = fitting < self.every, min(fitting, self.every)
+        first = 0 if self.slow else config.optimizer.warmup
+        if step % self.every or not first <= step < config.steps - self.every:
             return
         if step < falls_from(config) - self.every:
             each = min(

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from cedd.apps.bench.options import machine
-from cedd.apps.bench.train import TEXTBOOK, one_by_one, timed_in_turn
+from cedd.apps.bench.train import TEXTBOOK, llama, one_by_one, timed_in_turn
 from cedd.cli import main
 from cedd.cli.arguments import Bench
 from cedd.cli.quickstart import device_text
+from cedd.models.architectures import build_network
 from cedd.models.transformer import SIZES
 from cedd.training.config import PRESETS
 
@@ -96,3 +97,13 @@ def test_an_empty_list_of_shapes_is_refused(suite, capsys):
 def test_a_shape_that_no_machine_holds_is_refused(suite, capsys):
     assert main(["bench", suite, "--shapes", "99999999x99999999"]) == 2
     assert "at most 16,777,216 positions; 99999999x99999999 has 9,999,999,800,000,001" in capsys.readouterr().err
+
+
+def test_a_llama_type_network_can_be_timed(capsys):
+    command = "bench train --preset tiny --architecture llama --vocab 9 --shapes 4x8 --steps 1 --warmup 1 --device cpu"
+    pairs = ["ar/absorb", "cedd-star/absorb", "cedd-star/absorb/4"]
+    assert main([*command.split(), "--json", "--no-textbook", "--methods", *pairs]) == 0
+    assert [row["what"] for row in json.loads(capsys.readouterr().out)["rows"]] == pairs
+    with torch.device("meta"):
+        network = build_network("llama", {**llama("small", 128), "vocab_size": 49152, "has_mask": True})
+    assert network.num_parameters() == 134_515_008  # SmolLM2-135M

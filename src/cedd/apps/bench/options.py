@@ -29,6 +29,8 @@ class BenchOptions:
     samplers: Sequence[str] = ("analytic", "first-hitting")
     """Those that are timed of each METHOD/PROCESS that they can be used with."""
     preset: str = "small"
+    architecture: Literal["transformer", "llama"] = "transformer"
+    """The network of the training step: the preset's, or a Llama-type one adapted from an autoregressive one."""
     vocab_size: int = 50257
     textbook: bool = True
     complementary: bool = False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,6 +131,19 @@ def textbook_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
     yield TextbookStep(network, vocab_size, (config.batch.size, config.length), pick_device(config.device))
 
 
+SMOLLM2 = {"width": 576, "depth": 30, "heads": 9, "key_heads": 3, "mlp_width": 1536}
+"""Sizes of SmolLM2-135M."""
+
+
+def llama(preset: str, length: int) -> dict[str, Any]:
+    """The arguments of an autoregressive Llama-type network, which diffusion methods adapt."""
+    model = PRESETS[preset][1].model
+    sizes = {"width": model.width, "depth": model.depth, "heads": model.heads, "key_heads": model.heads}
+    sizes = SMOLLM2 if preset == "small" else {**sizes, "mlp_width": 8 * model.width // 3}
+    own = {"head_width": sizes["width"] // sizes["heads"], "length": length, "tied": True}
+    return {**sizes, **own, "attention": "causal", "mask_row": 0}
+
+
 TEXTBOOK = "textbook cedd-star/absorb"
 
 
@@ -160,6 +174,8 @@ def bench_train(options: BenchOptions, say: Say = lambda _: None) -> list[BenchR
             method, process, block = [*pair.split("/"), "", ""][:3]
             chosen = replace(config, method=method, process=ProcessConfig(process or "absorb"))
             chosen = replace(chosen, block=int(block) if block else None)
+            if options.architecture == "llama":
+                chosen = replace(chosen, architecture="llama", architecture_arguments=llama(options.preset, length))
             chosen.check()
             named[pair] = our_step(chosen, options.vocab_size)
         measured = measure(named, config, options.steps, options.warmup)
