@@ -19,7 +19,7 @@ from cedd.apps.bench.options import read_shape
 from cedd.apps.bench.sample import CountingNetwork, random_network
 from cedd.device import pick_device
 from cedd.models.kernels.gelu import product_with_gelu
-from cedd.models.transformer import Transformer, TransformerConfig
+from cedd.models.transformer import Transformer, TransformerConfig, config_from_preset
 from cedd.process import PROCESSES
 from cedd.samplers import GraphedNetwork, sample
 
@@ -74,7 +74,8 @@ def main(arguments: Arguments) -> None:
     """Time a batch, then profile one."""
     (batch, length), device = read_shape(arguments.shape), pick_device("cuda")
     process = PROCESSES[arguments.process](arguments.vocab)
-    model = random_network("small", process, length, device, 0)
+    sizes = {"vocab_size": process.vocab_size, "has_mask": process.has_mask, "length": length}
+    model = random_network(config_from_preset("small", **sizes), device, 0)
     assert isinstance(model, Transformer)
     network = CountingNetwork(GraphedNetwork(model, batch, length))
 

@@ -16,7 +16,7 @@ from cedd.device import model_device, pick_device
 from cedd.methods import get_method
 from cedd.models.architectures import build_network
 from cedd.models.backbone import Backbone
-from cedd.models.transformer_config import config_from_preset
+from cedd.models.transformer_config import TransformerConfig, config_from_preset
 from cedd.process import PROCESSES, TokenProcess, seeded_generator
 from cedd.samplers import GraphedNetwork, get_sampler, sample, time_grid
 
@@ -56,12 +56,9 @@ class CountingNetwork:
         return self._model.features(*inputs, **others)
 
 
-def random_network(preset: str, process: TokenProcess, length: int, device: torch.device, seed: int) -> Backbone:
+def random_network(config: TransformerConfig, device: torch.device, seed: int) -> Backbone:
     """A network with random weights everywhere, so that its outputs are as uneven as a trained one's."""
     torch.manual_seed(seed)
-    config = config_from_preset(
-        preset, vocab_size=process.vocab_size, has_mask=process.has_mask, length=length, dropout=0.0
-    )
     model = build_network("transformer", asdict(config)).eval().requires_grad_(False)
     groups = model.parameter_groups()
     for matrix in (one for one in groups.head.values() if one.ndim == 2):
@@ -146,7 +143,8 @@ def bench_sample(
             name = pair.partition("/")[2] or "absorb"
             process = PROCESSES[name](options.vocab_size)
             get_method(pair.partition("/")[0]).check(process)
-            model = random_network(options.preset, process, shape[1], device, options.seed)
+            sizes = {"vocab_size": process.vocab_size, "has_mask": process.has_mask, "length": shape[1]}
+            model = random_network(config_from_preset(options.preset, **sizes), device, options.seed)
             if options.textbook and name in STEPS and name not in reference:
                 timed = min(textbook_steps, options.steps)
                 reference[name] = _time_textbook(model, name, shape, options.steps, timed)

@@ -46,7 +46,7 @@ class BenchRow:
     speedup: float | None = None
 
 
-class _NumberTokenizer(ByteTokenizer):
+class NumberTokenizer(ByteTokenizer):
     """Random tokens have no text; only the size of their vocabulary matters here."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -60,7 +60,7 @@ def random_data(config: TrainConfig, vocab_size: int) -> TrainingData:
     tokens = np.random.default_rng(config.seed).integers(vocab_size, size=blocks * length)
     header: JSONObject = {"length": length, "blocks": blocks, "vocab_size": vocab_size}
     dataset = PackedDataset(tokens.astype(np.uint32), header)
-    return TrainingData(_NumberTokenizer(vocab_size), dataset, dataset)
+    return TrainingData(NumberTokenizer(vocab_size), dataset, dataset)
 
 
 def timed(step: Step, steps: int, warmup: int, device: torch.device) -> list[float]:
