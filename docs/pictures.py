@@ -1,9 +1,9 @@
-"""The pictures of the documentation that are drawn from formulas, models and results.
+"""The pictures of the documentation, drawn from formulas, models and results.
 
     python docs/pictures.py                  # all of them, into docs/images; some minutes on two cores
     python docs/pictures.py clocks coverage  # only these
 
-They have no background, and their colours are readable on white and on black.
+Drawings have no background, and their colours are readable on white and on black.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from cedd.evaluation.frontier import Frontier, Point, curves_of, real_text
 from cedd.models.loaded_model import SamplingOptions
 from cedd.network import Network
 from cedd.tasks import LanguageModel, generate
+from cedd.tasks.trajectory import Trajectory
 
 IMAGES = Path(__file__).parent / "images"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -308,8 +309,22 @@ PICTURES: Mapping[str, Callable[[], Figure]] = {
 }
 
 
+def denoising(path: Path) -> None:
+    """The packaged model writing the text of `cedd sample --seed 1 --length 48`."""
+    trajectory = Trajectory(model("english").tokenizer)
+    model("english").generate(1, length=48, seed=1, callback=trajectory)
+    trajectory.save_gif(path)
+
+
+ANIMATIONS: Mapping[str, Callable[[Path], None]] = {"denoising": denoising}
+
+
 def save(name: str, folder: Path = IMAGES) -> Path:
     """Draw one picture."""
+    if name in ANIMATIONS:
+        path = folder / f"{name}.gif"
+        ANIMATIONS[name](path)
+        return path
     with mpl.rc_context(STYLE):
         path = folder / f"{name}.svg"
         PICTURES[name]().savefig(path, metadata={"Date": None})
@@ -319,10 +334,12 @@ def save(name: str, folder: Path = IMAGES) -> Path:
 def main() -> int:
     """Draw the named pictures, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(PICTURES)}; all by default")
-    names = parser.parse_args().names or list(PICTURES)
-    if unknown := [name for name in names if name not in PICTURES]:
-        parser.error(f"invalid choice: {unknown[0]!r} (choose from {', '.join(PICTURES)})")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join([*PICTURES, *ANIMATIONS])}; all by default"
+    )
+    names = parser.parse_args().names or [*PICTURES, *ANIMATIONS]
+    if unknown := [name for name in names if name not in {*PICTURES, *ANIMATIONS}]:
+        parser.error(f"invalid choice: {unknown[0]!r} (choose from {', '.join([*PICTURES, *ANIMATIONS])})")
     for name in names:
         print(save(name), flush=True)
     return 0

@@ -1,11 +1,11 @@
-"""The pictures: each is shown on a page, those that are drawn have a function, and the quick ones can be drawn."""
+"""The pictures: each is shown on a page and drawn by a function, and the quick ones can be drawn."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from docs.pictures import IMAGES, PICTURES, save
+from docs.pictures import ANIMATIONS, IMAGES, PICTURES, save
 from docs.refresh import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -16,10 +16,10 @@ def shown() -> set[str]:
     return {name for page in PAGES for name in re.findall(r"!\[[^\]]+\]\([\w/.]*images/([\w.-]+)\)", page.read_text())}
 
 
-def test_every_image_is_shown_and_every_drawing_has_a_function():
+def test_every_image_is_shown_and_drawn_by_a_function():
     files = {path.name for path in IMAGES.iterdir()}
     assert files == shown()
-    assert {Path(name).stem for name in files if name.endswith(".svg")} == set(PICTURES)
+    assert files == {*(f"{name}.svg" for name in PICTURES), *(f"{name}.gif" for name in ANIMATIONS)}
 
 
 @pytest.mark.parametrize("name", ["clocks", "coverage", "how-tight"])
