@@ -119,6 +119,23 @@ def test_several_views_are_several_passes(views: int) -> None:
         torch.testing.assert_close(together[view::views], apart, rtol=1e-9, atol=1e-9)
 
 
+def test_the_last_mlp_leaves_out_the_clean_text() -> None:
+    """Its output there is read by nothing; all gradients are those of a layer that computes it."""
+    found, rows = [], []
+    for capabilities in (None, Capabilities(features=True, attention=True, token_times=True)):
+        model = network()
+        if capabilities is not None:
+            model.__class__ = type("Whole", (Transformer,), {"capabilities": capabilities})
+        model.backbone.blocks[-1].mlp.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[:-1]))
+        x_t, sigma, clean = noisy_texts(4, views=2)
+        features = InBlocks(model, 4).features(x_t, sigma, clean=clean)
+        features.square().sum().backward()
+        found.append([features.detach(), *(p.grad for p in model.backbone.parameters())])
+    assert rows == [(2 * B * L,), (B, 3 * L)]
+    for ours, whole in zip(*found, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-9)
+
+
 def test_blocks_are_sequences_of_their_own() -> None:
     model, block, blocks = network(), 4, L // 4
     x_t, sigma, clean = noisy_texts(block)

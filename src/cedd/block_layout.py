@@ -44,6 +44,7 @@ from cedd.network import (
     capabilities_of,
     check_token_times,
     has_cache,
+    selects_rows,
 )
 
 
@@ -197,6 +198,8 @@ class InBlocks:
             conditions: one entry per row of x_t, equal for all views of a text.
         """
         layout = self.layout(x_t, clean)
+        if where is None and selects_rows(self.model):  # the clean part is read by other layers than the last only
+            where = torch.arange(x_t.numel(), device=x_t.device)
         places = None if where is None else layout.places(where)
         return layout.noisy_part(self._both(layout, x_t, sigma, clean, places, conditions))
 
