@@ -26,24 +26,25 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 JSONObject = dict[str, Any]
 """A JSON object."""
 JSONMapping = Mapping[str, Any]
 """A JSON object that is only read."""
 
+Record = TypeVar("Record")
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
 _LONGEST = 200
 """Largest number of bytes of a name in the name of a temporary folder."""
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """One byte string per JSON value (sorted keys, no spaces), so that equal values have equal hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
-def json_sha256(value: Any) -> str:
+def json_sha256(value: object) -> str:
     """The hash of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
@@ -320,7 +321,7 @@ def atomic_write(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def write_json(path: Path, value: Any, indent: int = 1) -> None:
+def write_json(path: Path, value: object, indent: int = 1) -> None:
     """Replace `path` by a JSON value."""
     atomic_write(path, json.dumps(value, indent=indent).encode() + b"\n")
 
@@ -357,7 +358,7 @@ def read_json(path: Path) -> JSONObject:
     return value
 
 
-def from_json(kind: Any, values: Any, name: str = "") -> Any:
+def from_json(kind: type[Record], values: object, name: str = "") -> Record:
     """The dataclass `kind` from the JSON object `values`; unknown keys and values of a wrong type are errors.
 
     name: the name of the values in messages.
@@ -368,7 +369,7 @@ def from_json(kind: Any, values: Any, name: str = "") -> Any:
     hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
         raise ValueError(f"{where} has no {unknown[0]!r}; made by a newer cedd?")
-    for part in dataclasses.fields(kind):
+    for part in dataclasses.fields(cast(Any, kind)):
         needed = part.default is part.default_factory is dataclasses.MISSING
         if needed and part.name not in values:
             raise ValueError(f"{where}.{part.name} is missing")
@@ -381,8 +382,8 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _restored(hint: Any, value: Any, name: str) -> Any:
-    if dataclasses.is_dataclass(hint):
+def _restored(hint: Any, value: Any, name: str) -> object:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return from_json(hint, value, name)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not any(_fits(option, value) for option in options):
@@ -390,7 +391,7 @@ def _restored(hint: Any, value: Any, name: str) -> Any:
     return Path(value) if Path in options and value is not None else value
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def _fits(kind: object, value: object) -> bool:
     """Whether a JSON value has the type of a configuration field."""
     if typing.get_origin(kind) is typing.Literal:
         return value in typing.get_args(kind)

@@ -88,7 +88,7 @@ COLUMNS = {
 """Columns of the table with their headings; --json has all fields."""
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

@@ -24,7 +24,7 @@ class PlainConsole(Console):
         if self.width < 1:  # COLUMNS=0, which some set where there is no terminal
             self.width = _USUAL_WIDTH
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         """Like rich's, but tables are never cropped: their lines may be longer than the console is wide."""
         width = self._width
         for table in objects:

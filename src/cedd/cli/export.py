@@ -127,7 +127,7 @@ def training_facts(source: Path, config: Any, title: str, arguments: Export) -> 
     return facts | {name: words for name, words in said.items() if words}
 
 
-def _name(data: Any) -> Any:
+def _name(data: object) -> Any:
     """A path without its folders; the name of a data set unchanged."""
     return Path(data).name if isinstance(data, str) and not data.startswith("hf:") else data
 
@@ -141,7 +141,7 @@ def read_results(files: tuple[Path, ...]) -> JSONObject:
     return found
 
 
-def digest(record: Any) -> Any:
+def digest(record: object) -> Any:
     """The part of a command's results for a card: without folders of files, and without the variants that `cedd
     spelling` compares with the model's own correction."""
     if isinstance(record, dict) and isinstance(record.get("user"), dict):

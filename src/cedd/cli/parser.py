@@ -280,7 +280,7 @@ def _settings(one: CommandOption) -> dict[str, Any]:
     }
 
 
-def _shown_default(value: Any) -> str:
+def _shown_default(value: object) -> str:
     if value is dataclasses.MISSING or value is None or value is False or value in ("", (), {}):
         return ""
     if str(value).startswith("(give "):

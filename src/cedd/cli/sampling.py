@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from rich.live import Live
 from rich.text import Text
@@ -91,7 +90,7 @@ def show(
     named: str,
     between: str,
     end: str = "\n",
-    **facts: Any,
+    **facts: object,
 ) -> None:
     """Fill the template n times, seen as it is asked for, and print the texts, or all as JSON; then write the files."""
     refuse_unused_sampling(loaded, arguments.options, SamplingOptions())

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import floor
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, overload
+from typing import BinaryIO, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,7 @@ class PackedDataset:
 
     def __init__(
         self,
-        tokens: NDArray[Any],
+        tokens: NDArray[np.integer],
         header: JSONObject,
         start: int = 0,
         stop: int | None = None,
@@ -124,7 +124,7 @@ class PackedDataset:
         self.length: int = header["length"]
         self._tokens, self._start, self._stop = tokens, start, header["blocks"] if stop is None else stop
         part = tokens[self._start * self.length : self._stop * self.length]
-        self.blocks: NDArray[Any] = part.reshape(-1, self.length)
+        self.blocks: NDArray[np.integer] = part.reshape(-1, self.length)
 
     @property
     def vocab_size(self) -> int:
@@ -284,7 +284,7 @@ def _check_header(header: JSONObject) -> None:
 class _Encoded(NamedTuple):
     """A chunk of pieces as tokens; the ids of piece i end at ends[i]."""
 
-    ids: NDArray[Any]
+    ids: NDArray[np.integer]
     ends: NDArray[np.int64]
     counts: dict[str, int]
 
@@ -391,7 +391,7 @@ class _TokenWriter:
         self.counts: dict[str, int] = dict.fromkeys(("documents", "characters", "utf8_bytes", "words", "tokens"), 0)
 
     @cached_property
-    def _separator(self) -> NDArray[Any]:
+    def _separator(self) -> NDArray[np.integer]:
         """Encoded when the second document begins, since a corpus of one document needs no separator."""
         try:
             return self._tokenizer.encode(self._policy.text).astype(self._dtype)
@@ -399,7 +399,7 @@ class _TokenWriter:
             raise ValueError(f"the separator {self._policy.text!r} cannot be encoded: {error}") from None
 
     def add(self, pieces: list[Piece], encoded: _Encoded) -> None:
-        parts: list[NDArray[Any]] = []
+        parts: list[NDArray[np.integer]] = []
         start = 0
         with_end_token = self._policy.separator == "eos"
         end_token = np.array([self._tokenizer.eos_id if with_end_token else 0], dtype=self._dtype)

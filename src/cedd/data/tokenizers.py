@@ -36,7 +36,7 @@ BERT_HUB_NAME = "google-bert/bert-base-uncased"
 BERT_VOCAB_SIZE = 30522
 NAMES = ("char", "char:SIZE", "byte", "gpt2", "gpt2-char", "bpe:SIZE")
 
-Ids = Sequence[int] | NDArray[Any]
+Ids = Sequence[int] | NDArray[np.integer]
 
 
 class Tokenizer(ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class Causal(Dynamics):
     def network_input(self, x0: Tensor, x_t: Tensor, process: TokenProcess) -> Tensor:
         return shift_right(x0, start_symbol(process))
 
-    def target(self, *_: Any, **__: Any) -> Target:
+    def target(self, *_: object, **__: object) -> Target:
         self._no_process()
 
     def rules(self) -> Mapping[str, StepRule]:

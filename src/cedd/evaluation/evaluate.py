@@ -150,7 +150,7 @@ class EvaluationResult:
         own = {key: value for key, value in evaluation.protocol.items() if key not in common}
         return record | {"data": own, "in_common": figures}
 
-    def _per_byte_record(self, nats_per_byte: IntervalEstimate, per_word: str = "perplexity_per_word") -> Any:
+    def _per_byte_record(self, nats_per_byte: IntervalEstimate, per_word: str = "perplexity_per_word") -> JSONObject:
         bits, words = self.bits_per_byte(nats_per_byte), self.per_word(nats_per_byte)
         return finite(
             {

@@ -86,7 +86,7 @@ def load_samples(path: str | Path) -> Samples:
     return Samples(texts, ids, made_by)
 
 
-def _is_sample(entry: Any) -> bool:
+def _is_sample(entry: object) -> bool:
     """Whether a line is a sample, or describes how the samples were made."""
     if not isinstance(entry, dict):
         return False

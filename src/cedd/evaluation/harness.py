@@ -66,7 +66,7 @@ class HarnessModel(LM):
         record: str | None = None,
         device: str = "auto",
         architecture: str | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__()
         if unknown := sorted(set(unused) - {"batch_size", "max_batch_size"}):

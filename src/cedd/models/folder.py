@@ -216,7 +216,7 @@ def load_folder(
     return ModelFolder(model, process, method, tokenizer, length, {**config, "weights": form}, folder)
 
 
-def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer, length: Any) -> None:
+def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer, length: object) -> None:
     """Refuse parts that do not fit together."""
     _check_vocabulary(network.vocab_size, process, tokenizer)
     if process.has_mask and not network.has_mask:
@@ -226,7 +226,7 @@ def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer,
         raise ValueError(f"length must be an integer from 1 to {longest}, the network's (got {length!r})")
 
 
-def _check_vocabulary(vocab_size: Any, process: TokenProcess, tokenizer: Tokenizer) -> None:
+def _check_vocabulary(vocab_size: object, process: TokenProcess, tokenizer: Tokenizer) -> None:
     """Refuse a network of this many tokens if the process or the tokenizer has another number."""
     if not vocab_size == process.vocab_size == tokenizer.vocab_size:
         sizes = f"{vocab_size}, {process.vocab_size} and {tokenizer.vocab_size} tokens"

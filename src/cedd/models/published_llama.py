@@ -483,14 +483,14 @@ class LlamaFamily:
         return row
 
 
-def _check_rope(config: Description, name: str, value: Any) -> None:
+def _check_rope(config: Description, name: str, value: object) -> None:
     """Refuse scaled rotary positions."""
     kind = value.get("rope_type", value.get("type", "default")) if isinstance(value, Mapping) else value
     if kind not in (None, "default"):
         raise ValueError(f"{config.source}: {name} is {value!r}; only unscaled rotary positions are imported")
 
 
-def _is_off(value: Any) -> bool:
+def _is_off(value: object) -> bool:
     """Whether a setting is switched off, or 1, so that it changes nothing."""
     return value is None or value is False or (not isinstance(value, bool) and value in (0, 1, "", [], {}))
 

@@ -216,12 +216,12 @@ class GGUFFile(TensorFiles):
             self.tensors[_hugging_face_name(one.name)] = one
         super().__init__(path, {name: tuple(map(int, one.shape[::-1])) for name, one in self.tensors.items()})
 
-    def value(self, name: str, default: Any = None) -> Any:
+    def value(self, name: str, default: object = None) -> Any:
         """An entry of the description."""
         field = self.metadata.get(name)
         return default if field is None else field.contents()
 
-    def setting(self, name: str, default: Any = None) -> Any:
+    def setting(self, name: str, default: object = None) -> Any:
         """An entry of the architecture's own."""
         return self.value(f"{self.architecture}.{name}", default)
 

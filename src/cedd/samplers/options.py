@@ -31,7 +31,7 @@ Callback = Callable[[int, float, "Tensor"], None]
 """Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
 
 
-Reward = Callable[[Any], Any]
+Reward = Callable[[object], object]
 """Texts -> as many finite numbers."""
 
 

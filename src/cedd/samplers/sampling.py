@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from types import EllipsisType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ def sample(
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
     options: SamplingOptions | None = None,
-    **others: Any,
+    **others: object,
 ) -> Tensor:
     """Draw sequences [B, L] = `shape` from a model(x_t [B, L], sigma [B]) -> [B, L, V].
 
@@ -71,8 +70,9 @@ def sample(
     chosen.check(process)
     given = {name for name, value in others.items() if not (name == "label" and isinstance(value, Tensor))}
     settings = {one.name: others.pop(one.name) for one in fields(SamplingOptions) if one.name in given}
-    for name, value in others.items():
-        if not isinstance(value, Tensor):
+    conditions = {name: value for name, value in others.items() if isinstance(value, Tensor)}
+    for name in others:
+        if name not in conditions:
             near = nearest(name, [one.name for one in fields(SamplingOptions)])
             meant = "conditions of the network must be tensors" if near is None else f"did you mean {near!r}?"
             raise TypeError(f"unexpected argument {name!r}; {meant}")
@@ -93,7 +93,7 @@ def sample(
             "cedd.data.token_languages.language_constraint makes one"
         )
     _check_start(options.x_start, process, shape)
-    network = Network.of(model, process.vocab_size, options.device, others, shape[0]).reading(options.deterministic)
+    network = Network.of(model, process.vocab_size, options.device, conditions, shape[0]).reading(options.deterministic)
     if isinstance(constraint, Fixed) and (only := constraint.only) is not None:
         where = (only.where & ~constraint.where).expand(shape)
         network = replace(network, only=AllowedTokens(where.to(network.device), only.tokens.to(network.device)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from cedd.storage import JSONMapping, JSONObject
 
@@ -166,7 +165,7 @@ def _results(results: JSONMapping) -> Iterator[str]:
         yield f"{name}:\n\n" + _table(dict(rows))
 
 
-def is_evaluation(figures: Any) -> bool:
+def is_evaluation(figures: object) -> bool:
     """Whether these are results printed by `cedd evaluate --json`."""
     return isinstance(figures, Mapping) and "runs" in figures and "protocol_sha256" in figures.get("data", {})
 
@@ -186,7 +185,7 @@ def _evaluated(figures: JSONMapping) -> Iterator[tuple[str, str]]:
                     yield f"{whose}{unit.replace('_', ' ')} ({bound})", f"{found[unit]:.4g}"
 
 
-def is_spelling(figures: Any) -> bool:
+def is_spelling(figures: object) -> bool:
     """Whether these are results of correction, which depend on its options."""
     return isinstance(figures, Mapping) and "fixed" in figures
 
@@ -196,7 +195,7 @@ def _table(rows: JSONMapping) -> str:
     return "\n".join(["| | |", "|---|---|", *lines]) + "\n"
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Results by name, joined by points; a share with its interval, or a short list, is one result."""
     if isinstance(value, Mapping) and value.get("share") is not None:
         ends = [f"{100 * value[key]:.3g}" for key in ("low", "high") if value.get(key) is not None]

@@ -58,7 +58,7 @@ class ProcessConfig:
             arguments["schedule"] = {**_SCHEDULE_DEFAULTS.get(schedule["name"], {}), **schedule}
         return process_from_config({"name": self.name, "vocab_size": vocab_size, **arguments})
 
-    def replaced(self, path: Sequence[str], value: Any) -> ProcessConfig:
+    def replaced(self, path: Sequence[str], value: object) -> ProcessConfig:
         """A copy with another value of an argument, or of a nested one (schedule, eps)."""
         arguments = copy.deepcopy(self.arguments)
         place = arguments

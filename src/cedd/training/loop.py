@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from rich.console import Console
 
@@ -163,7 +162,7 @@ class Trainer:
         self.stop = StopRequest()
         self.saved = -1
         """The step of the newest checkpoint."""
-        self.changed: Mapping[str, tuple[Any, Any]] = {}
+        self.changed: Mapping[str, tuple[object, object]] = {}
         """Settings that a resume changes, with the values before and now."""
         self.restored: Counters | None = None
         """The counters of the checkpoint that the run was resumed from."""
@@ -382,7 +381,7 @@ class Trainer:
         if found is not None:
             step, values = found
             with reading(self.checkpoints.path(step) / STATE_FILE):
-                counters: Counters = from_json(Counters, values, "values")
+                counters = from_json(Counters, values, "values")
                 counters.check(step)
             self.restored = counters
             state.restore(step, counters)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from cedd.data.training_data import TrainingData
 from cedd.models.folder import read_description
@@ -60,7 +59,7 @@ def refuse_other_run(config: TrainConfig) -> None:
         raise ValueError(f"{out} holds another run ({what}); {how}")
 
 
-def changed_settings(config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+def changed_settings(config: TrainConfig) -> dict[str, tuple[object, object]]:
     """The settings in which a configuration differs from the run in its folder, with both values."""
     saved = read_config(config.out / TRAIN_FILE)
     before, now = settings_of_run(saved), settings_of_run(config)
@@ -68,7 +67,7 @@ def changed_settings(config: TrainConfig) -> dict[str, tuple[Any, Any]]:
     return {name: values for name, values in different.items() if not _may_be_same(name, *values)}
 
 
-def _may_be_same(name: str, before: Any, now: Any) -> bool:
+def _may_be_same(name: str, before: object, now: object) -> bool:
     """Whether two settings may name the same files. The contents of data and tokenizers are compared in
     `refuse_other_data`."""
     if not (isinstance(before, str) and isinstance(now, str)):

@@ -43,7 +43,7 @@ _FIGURES = {"train": ("loss",), "bound": ("nats_per_token", "stderr")}
 """Fields of each kind of record: numbers, or null if not finite."""
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: object) -> bool:
     """Whether a JSON value is a record written by a run."""
     if not isinstance(value, dict) or not isinstance(value.get("step"), int) or not isinstance(value.get("kind"), str):
         return False
@@ -51,7 +51,7 @@ def _is_record(value: Any) -> bool:
     return all(name in value and _is_figure(value[name]) for name in names)
 
 
-def _is_figure(value: Any) -> bool:
+def _is_figure(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) < sys.float_info.max)
 
 

@@ -138,7 +138,7 @@ class LanguageServer:
             else:
                 self._send({"jsonrpc": "2.0", "id": number, "result": result})
 
-    def _fail(self, number: Any, code: int, said: str) -> None:
+    def _fail(self, number: object, code: int, said: str) -> None:
         self._send({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": said}})
 
     def initialize(self, params: JSONObject) -> JSONObject:

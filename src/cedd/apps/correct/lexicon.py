@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +150,7 @@ def _unpacked(packed: NDArray[np.uint8]) -> list[str]:
 
 def save_lexicon(path: Path, lexicon: Lexicon) -> None:
     """Write the file, and its weights next to it."""
-    tensors: dict[str, NDArray[Any]] = {
+    tensors: dict[str, NDArray[np.generic]] = {
         "words": _packed(lexicon.words),
         "counts": np.clip(np.round(10 * lexicon.log_counts), 0, 255).astype(np.uint8),
         "named": np.packbits(lexicon.named),

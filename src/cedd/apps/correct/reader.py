@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -342,7 +341,7 @@ class Reader:
         sizes = np.array([len(option.words) - (option.last - option.first) for option in options])
         others = np.arange(len(options)) > 0
         frequency = np.array([0.0, *(min(lexicon.log_counts[some]) - 8.0 for some in numbers[1:])])
-        columns: dict[str, NDArray[Any]] = {
+        columns: dict[str, NDArray[np.generic]] = {
             "channel": channel,
             "far": np.minimum(channel + FAR_CHANNEL, 0.0),
             "context": context - context[0],

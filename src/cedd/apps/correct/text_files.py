@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from cedd.apps.correct.prose import is_prose_file
 from cedd.names import suggestion
@@ -56,7 +55,7 @@ def read_settings(start: Path) -> CorrectSettings:
     return CorrectSettings()
 
 
-def _settings(file: Path, table: Any) -> CorrectSettings:
+def _settings(file: Path, table: object) -> CorrectSettings:
     kinds = {"ignore-words": list, "exclude": list, "include": list, "engine": str, "threshold": float}
     if not isinstance(table, dict):
         raise ValueError(f"{file}: [{TABLE}] must be a table")

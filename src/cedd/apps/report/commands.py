@@ -7,7 +7,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ def comparison_command(opened: Sequence[Opened], out: Path, effort: ReportOption
     return command("report", *runs, **opened[0].asked, out=out, **much, seed=seed)
 
 
-def command(*words: str, **options: Any) -> str:
+def command(*words: str, **options: object) -> str:
     """A line for the shell."""
     named = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return f"cedd {shlex.join([*words, *named])}"

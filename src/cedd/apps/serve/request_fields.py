@@ -25,7 +25,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     """Whether a JSON value is an object whose role and content are text."""
     return isinstance(value, dict) and all(isinstance(value.get(part), str) for part in ("role", "content"))
 
@@ -135,7 +135,7 @@ class RequestFields:
             reject(f"{name}: invalid choice: {value[:80]!r}{suggestion(value[:80], choices)}")
         return value
 
-    def refuse_unsupported(self, **without_effect: Any) -> None:
+    def refuse_unsupported(self, **without_effect: object) -> None:
         """Refuse fields that are not supported, unless they have these values, with which they have no effect."""
         for name, value in without_effect.items():
             self._known.append(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.responses import Response
 
@@ -15,12 +14,12 @@ END = "data: [DONE]\n\n"
 """The last event of a stream, as OpenAI's clients expect it."""
 
 
-def encoded(record: Any) -> str:
+def encoded(record: object) -> str:
     """ASCII JSON, since a text may hold lone surrogates that UTF-8 cannot encode."""
     return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
 
-def json_response(record: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(record: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A record as JSON."""
     return Response(encoded(record), status, headers, "application/json")
 
@@ -30,7 +29,7 @@ def error_response(error: RequestError) -> Response:
     return json_response(error.record, error.status, error.headers)
 
 
-def event(record: Any) -> str:
+def event(record: object) -> str:
     """A record as a server-sent event."""
     return f"data: {encoded(record)}\n\n"
 
