@@ -206,3 +206,54 @@ def test_models_without_labels_say_so(config: Make) -> None:
     run(made)
     with pytest.raises(ValueError, match="not trained with labels; train one with cedd train --labels FIELD"):
         cedd.load(made.out, "cpu").generate(label="yes")
+
+
+def test_likelihoods_given_a_label(config: Make, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The bound and the exact likelihood given a label are those of the network with this label."""
+    made = config("run", {**settings, "evaluation.every": 0})
+    run(made)
+    model = cedd.load(made.out, "cpu")
+    parameters = dict(model.model.named_parameters())
+    with torch.no_grad():
+        for name in ("conditioning.labels.weight", "conditioning.modulation.weight"):
+            parameters[f"backbone.{name}"].normal_(std=0.5)
+        parameters["head.weight"].normal_(std=0.3)
+    ids = torch.from_numpy(model.tokenizer.encode("aab"))[None]
+    how: Any = {"method": model.method, "label": torch.tensor([1])}
+    exact = float(cedd.exact_likelihood(model.reader(3), model.process, ids, range(3), **how)) / 3
+    with_label, without = model.perplexity("aab", label="no", bound="exact"), model.perplexity("aab", bound="exact")
+    assert model.labels[1] == "no"
+    assert abs(with_label.nats_per_token - exact) < 1e-6
+    assert abs(without.nats_per_token - exact) > 1e-3
+    long = "ab" * model.length
+    bounds = [model.perplexity([long, "aab" * 9], label=label, draws=2) for label in (None, "no")]
+    assert len({float(one) for both in bounds for one in both}) == 4
+    assert bounds[1][0].nats_per_token == pytest.approx(model.perplexity(long, label="no", draws=2).nats_per_token)
+    rows = settings["data"]
+    few: Any = {"draws": 2, "max_sequences": 8}
+    assert len({cedd.evaluate(model, rows, label=label, **few).perplexity for label in (None, "no")}) == 2
+    own = cedd.evaluate(model, rows, labels="kind", **few)
+    packed = pack(LabelledCorpus(FileCorpus([Path(rows)]), "kind"), model.tokenizer, model.length)
+    labels = packed.evenly_spaced_labels(8)
+    assert labels is not None
+    expected = cedd.estimate_bound(
+        model.model,
+        model.process,
+        torch.from_numpy(packed.evenly_spaced(8)),
+        method=model.method,
+        draws=2,
+        generator=torch.Generator().manual_seed(0),
+        label=torch.from_numpy(labels),
+    )
+    assert own.perplexity == pytest.approx(expected.perplexity)
+    assert own.record()["data"]["labels"] == "kind"
+    with pytest.raises(ValueError, match="label: invalid choice: 'maybe'"):
+        model.perplexity("aab", label="maybe")
+    for words, message in (
+        (["--label", "maybe"], "label: invalid choice: 'maybe'"),
+        (["--labels", "color"], "color"),
+        (["--labels", "kind", "--label", "no"], "give --label or --labels, not both"),
+        (["--label", "no", "--order", "entropy"], "--order cannot be used with labels"),
+    ):
+        assert main(["evaluate", str(made.out), "--data", str(rows), *words]) == 2
+        assert message in capsys.readouterr().err.splitlines()[0]

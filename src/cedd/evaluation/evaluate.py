@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, mean_interval
 from cedd.bounds.estimator import BATCH
 from cedd.bounds.options import Progress
-from cedd.device import pick_device
+from cedd.data.evaluation_sets import EvaluationData
+from cedd.device import model_device, pick_device
 from cedd.evaluation.comparison import TextUnits, common_units
 from cedd.evaluation.intervals import IntervalEstimate, interval_estimate
 from cedd.evaluation.options import EvaluationOptions
@@ -291,7 +293,10 @@ def evaluate(
             check_order(asked.order, folder.method, folder.process, asked.steps)
     started = time.perf_counter()
     where = {"split": asked.split, "root": asked.data_root, "workers": asked.workers}
-    texts = [data_for(folder, str(data), wrap=asked.wrap, **where) for folder in folders]
+    texts = [
+        data_for(folder, str(data), wrap=asked.wrap, labels=_labels_of_data(folder, asked.labels), **where)
+        for folder in folders
+    ]
     units = common_units(texts, [folder.tokenizer for folder in folders], asked.max_sequences)
     if same_sequences and units.shares is not None:
         raise ValueError("these runs read different sequences; values per sequence need runs with the same tokens")
@@ -299,10 +304,14 @@ def evaluate(
         read_blocks(text, blocks, folder.tokenizer, asked.max_unknown)
         for folder, text, blocks in zip(folders, texts, units.blocks, strict=True)
     ]
+    conditions = [
+        _conditions(folder, asked, text, which)
+        for folder, text, which in zip(folders, texts, units.blocks, strict=True)
+    ]
     found = list[ModelEvaluation]()
-    for folder, (blocks, protocol) in zip(folders, chosen, strict=True):
+    for folder, (blocks, protocol), own in zip(folders, chosen, conditions, strict=True):
         with (progress or _silent)(folder.path.name) as move:
-            found.append(_evaluation(folder, blocks, protocol, asked, tolerance, move))
+            found.append(_evaluation(folder, blocks, protocol, own, asked, tolerance, move))
     blocks = [one for one, _ in chosen]
     return EvaluationResult(found, units, asked, device, time.perf_counter() - started, blocks)
 
@@ -352,18 +361,36 @@ def _evaluation(
     folder: ModelFolder,
     blocks: Tensor,
     protocol: JSONMapping,
+    conditions: Mapping[str, Tensor],
     options: EvaluationOptions,
     tolerance: float | None,
     progress: Progress,
 ) -> ModelEvaluation:
     """Evaluate one model on its blocks [N, L]."""
-    found = measure(folder, blocks, protocol, options, tolerance=tolerance, progress=progress)
+    given = {name: value for name in ("label", "labels") if (value := getattr(options, name)) is not None}
+    how: dict[str, Any] = {"tolerance": tolerance, "progress": progress, "conditions": conditions}
+    found = measure(folder, blocks, {**protocol, **given}, options, **how)
     if options.order is None:
         return found
     sampler = SamplingOptions(
         sampler=options.order, steps=options.steps, temperature=options.temperature, top_p=options.top_p
     )
     return add_order_likelihood(found, blocks, sampler, options.batch or BATCH, options.fixed_set, progress)
+
+
+def _labels_of_data(folder: ModelFolder, field: str | None) -> tuple[str, Sequence[str]] | None:
+    """The field of the labels, and the labels that a model was trained with."""
+    return None if field is None else (field, LoadedModel(folder).trained_labels)
+
+
+def _conditions(
+    folder: ModelFolder, options: EvaluationOptions, text: EvaluationData, which: NDArray[np.integer]
+) -> dict[str, Tensor]:
+    """The labels of these blocks of a text, as a condition of the network."""
+    if options.labels is None:
+        return LoadedModel(folder).conditions(options.label, len(which))
+    labels = text.packed.labels_of(which * text.packed.length)
+    return {"label": torch.from_numpy(labels).to(model_device(folder.model))}
 
 
 @contextmanager

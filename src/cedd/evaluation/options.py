@@ -60,6 +60,11 @@ class EvaluationOptions:
     imported networks that were trained this way (trained: MDLM, DUO)."""
     max_unknown: float = 0.01
     """Refuse a text if a larger share of its characters is unknown to the tokenizer."""
+    label: str | None = None
+    """Condition all sequences on this label, for models trained with --labels."""
+    labels: str | None = None
+    """Condition each document of a .jsonl on the label in this field, which is arranged as in training (cedd train
+    --labels)."""
     split: str = "test"
     """Split of an evaluation set."""
     data_root: Path | None = None
@@ -73,14 +78,11 @@ class EvaluationOptions:
 
     def check(self) -> None:
         """Refuse invalid values, and options that have no effect together with the others."""
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"--batch must be at least 1 (got {self.batch})")
+        for option in ("batch", "length", "max_sequences", "orders"):
+            if (value := getattr(self, option)) is not None and value < 1:
+                raise ValueError(f"--{option.replace('_', '-')} must be at least 1 (got {value})")
         if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these
             raise ValueError(f"--seed must be between 0 and 2^63 - 1 (got {self.seed})")
-        if self.length is not None and self.length < 1:
-            raise ValueError(f"--length must be at least 1 (got {self.length})")
-        if self.max_sequences is not None and self.max_sequences < 1:
-            raise ValueError(f"--max-sequences must be at least 1 (got {self.max_sequences})")
         for option in ("orders", "seconds", "checkpoint"):
             if getattr(self, option) is not None and self.bound != "importance":
                 raise ValueError(f"--{option} has no effect without --bound importance")
@@ -88,8 +90,10 @@ class EvaluationOptions:
             raise ValueError(f"--draws has no effect with --bound {self.bound}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"--seconds must be positive (got {self.seconds})")
-        if self.orders is not None and self.orders < 1:
-            raise ValueError(f"--orders must be at least 1 (got {self.orders})")
+        if self.label is not None and self.labels is not None:
+            raise ValueError("give --label or --labels, not both")
+        if self.order is not None and (self.label or self.labels) is not None:
+            raise ValueError("--order cannot be used with labels")
         for option in ("steps", "temperature", "top_p"):
             if getattr(self, option) is not None and self.order is None:
                 raise ValueError(f"--{option.replace('_', '-')} has no effect without --order")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from cedd.bounds.exact_likelihood import MOST_POSITIONS
 from cedd.bounds.importance import ORDERS, ImportanceEstimate, check_reveal_orders, first_hitting_law
 from cedd.bounds.options import Progress
 from cedd.bounds.order_weights import WeightFile
-from cedd.data.corpora import PYTHON_MANUAL, open_corpus
+from cedd.data.corpora import PYTHON_MANUAL, LabelledCorpus, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, evaluation_data, load_evaluation_set
 from cedd.data.packing import ends_of_blocks, evenly_spaced, pack
 from cedd.data.text import MAX_UNKNOWN_SHARE, never_written, unknown_share
@@ -64,18 +64,31 @@ def load_data(
     cache: str | Path | None = None,
     workers: int = 1,
     wrap: bool = False,
+    labels: tuple[str, Sequence[str]] | None = None,
 ) -> EvaluationData:
     """An evaluation set by name, or a file, folder or hub data set, as blocks with their protocol.
 
-    `wrap` puts each block between the tokens that begin and end a document, with two tokens of text fewer.
+    Args:
+        spec: the name, path or hub data set.
+        tokenizer: the model's.
+        length: L.
+        split: of an evaluation set.
+        root: folder of the evaluation sets' files.
+        cache: folder of packed data.
+        workers: processes for tokenization.
+        wrap: put each block between the tokens that begin and end a document, with two tokens of text fewer.
+        labels: the field of the .jsonl with the label of each document, and all labels. Documents are joined by label.
     """
     if wrap:
-        ends = ends_of_blocks(tokenizer, length)
-        inner = load_data(spec, tokenizer, length - 2, split=split, root=root, cache=cache, workers=workers)
-        return inner.wrapped(*ends)
+        ends, how = ends_of_blocks(tokenizer, length), {"split": split, "root": root, "cache": cache}
+        return load_data(spec, tokenizer, length - 2, workers=workers, labels=labels, **how).wrapped(*ends)
     if names_evaluation_set(spec):
+        if labels is not None:
+            raise ValueError(f"--labels needs a .jsonl file (got the evaluation set {spec})")
         return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
     corpus = open_corpus(spec)
+    if labels is not None:
+        corpus = LabelledCorpus(corpus, *labels)
     packed = pack(corpus, tokenizer, length, cache=cache, workers=workers)
     described = {"set": corpus.name, "split": None, "source": corpus.name, "detokenizer": "none"}
     return evaluation_data(packed, described)
@@ -211,8 +224,9 @@ def measure(
     *,
     tolerance: float | None = None,
     progress: Progress | None = None,
+    conditions: Mapping[str, Tensor] | None = None,
 ) -> ModelEvaluation:
-    """The bounds of a run on data [N, L].
+    """The bounds of a run on data [N, L], with conditions of the network, such as labels, for each sequence.
 
     With the same seed all models get the same times and noise, and the same orders; for `all`, stratified draws measure
     every bound that reaches nearly as far. On a GPU the network computes `importance` and `exact` in bfloat16, as in
@@ -235,6 +249,7 @@ def measure(
         "fixed_set": options.fixed_set,
         "batch": options.batch,
         "progress": progress,
+        **(conditions or {}),
     }
     if bound not in FIRST_HITTING_BOUNDS:
         found = estimate_bounds(model, process, data, requested_bounds(folder, bound), **how)

@@ -129,15 +129,21 @@ class LoadedModel:
         """The labels that it was trained with."""
         return self.folder.config.get("labels", ())
 
-    def _conditions(self, label: str | None, count: int) -> dict[str, Tensor]:
+    @property
+    def trained_labels(self) -> Sequence[str]:
+        """The same; raises a ValueError if there are none."""
+        if not self.labels:
+            raise ValueError("this model was not trained with labels; train one with cedd train --labels FIELD")
+        return self.labels
+
+    def conditions(self, label: str | None, count: int) -> dict[str, Tensor]:
         """A label as a condition of the network for each of `count` texts."""
         if label is None:
             return {}
-        if not self.labels:
-            raise ValueError("this model was not trained with labels; train one with cedd train --labels FIELD")
-        if label not in self.labels:
-            raise ValueError(f"label: invalid choice: {label!r}{suggestion(label, self.labels)}")
-        return {"label": torch.full((count,), self.labels.index(label), device=self.device)}
+        labels = self.trained_labels
+        if label not in labels:
+            raise ValueError(f"label: invalid choice: {label!r}{suggestion(label, labels)}")
+        return {"label": torch.full((count,), labels.index(label), device=self.device)}
 
     def draw(
         self,
@@ -149,7 +155,7 @@ class LoadedModel:
         """Samples [B, L] on the host; tokens that do not decode to text appear only where the constraint fixes them."""
         if options.device is not None:
             raise ValueError("a loaded model samples where it is; use model.to(device)")
-        conditions = self._conditions(options.label, shape[0])
+        conditions = self.conditions(options.label, shape[0])
         together = 1 if options.deterministic else min(shape[0], options.batch or shape[0])
         options = replace(
             self.with_defaults(options, shape[1]),

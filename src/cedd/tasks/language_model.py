@@ -282,6 +282,7 @@ class LanguageModel(LoadedModel):
         orders: int = ...,
         seed: int = ...,
         max_unknown: float = ...,
+        label: str | None = ...,
     ) -> Perplexity: ...
 
     @overload
@@ -294,6 +295,7 @@ class LanguageModel(LoadedModel):
         orders: int = ...,
         seed: int = ...,
         max_unknown: float = ...,
+        label: str | None = ...,
     ) -> list[Perplexity]: ...
 
     def perplexity(
@@ -305,6 +307,7 @@ class LanguageModel(LoadedModel):
         orders: int = ORDERS,
         seed: int = 0,
         max_unknown: float = MAX_UNKNOWN_SHARE,
+        label: str | None = None,
     ) -> Perplexity | list[Perplexity]:
         """The perplexity per token of a text, or of each text of a list, whose network calls are joined into batches.
         The value of a text does not depend on the others, except for rounding. `Perplexity.bound` is one of:
@@ -326,6 +329,7 @@ class LanguageModel(LoadedModel):
             orders: orders per block, for `importance`.
             seed: seed of times, noise and orders.
             max_unknown: refuse a text if a larger share of its characters is unknown to the tokenizer.
+            label: the label that the texts are conditioned on, for models trained with labels.
         """
         if bound not in (None, *get_args(Figure)):
             raise ValueError(f"bound must be exact, tight or importance (got {bound!r})")
@@ -340,8 +344,9 @@ class LanguageModel(LoadedModel):
         if bound == "exact" and (long := max((self._at_once(len(ids)) for ids in encoded), default=0)) > MOST_POSITIONS:
             what = "blocks of at most" if self.writes_blocks else "at most"
             raise ValueError(f"exact perplexity needs {what} {MOST_POSITIONS} tokens (got {long}); use importance")
-        known = self._exact_nats([ids for ids, one in zip(encoded, exact, strict=True) if one])
+        known = self._exact_nats([ids for ids, one in zip(encoded, exact, strict=True) if one], label)
         how: dict[str, Any] = {"draws": draws} if bound != "importance" else {"bound": bound, "orders": orders}
+        how["label"] = label
         bounded = self._bounded([ids for ids, one in zip(encoded, exact, strict=True) if not one], seed, how)
         found = [
             Perplexity.exactly(next(known), len(ids), share)
@@ -366,21 +371,22 @@ class LanguageModel(LoadedModel):
             return 0
         return min(tokens, self.method.block or tokens) if self.writes_blocks else tokens
 
-    def _exact_nats(self, texts: Sequence[Tensor]) -> Iterator[float]:
+    def _exact_nats(self, texts: Sequence[Tensor], label: str | None) -> Iterator[float]:
         """-log p of each text; texts of equal length are computed together."""
         found: dict[int, float] = {}
         for length in {len(ids) for ids in texts}:
             which = [number for number, ids in enumerate(texts) if len(ids) == length]
             together = torch.stack([texts[number] for number in which])
-            found |= dict(zip(which, self._nats_of_equal_lengths(together), strict=True))
+            found |= dict(zip(which, self._nats_of_equal_lengths(together, label), strict=True))
         return iter([found[number] for number in range(len(texts))])
 
-    def _nats_of_equal_lengths(self, ids: Tensor) -> list[float]:
+    def _nats_of_equal_lengths(self, ids: Tensor, label: str | None) -> list[float]:
         """-log p of texts [B, n]."""
+        conditions = self.conditions(label, len(ids))
         total = torch.zeros(len(ids), dtype=torch.float64)
         for part in text_parts(self, ids):
             length = part.ids.shape[1]
-            how: dict[str, Any] = {"method": part.method, "device": self.device, **part.conditions}
+            how: dict[str, Any] = {"method": part.method, "device": self.device, **part.conditions, **conditions}
             if self.method.dynamics.noisy:
                 total += exact_likelihood(part.model, self.process, part.ids, range(length), **how)
             else:
@@ -408,6 +414,7 @@ class LanguageModel(LoadedModel):
             whole = len(ids) // loaded.length * loaded.length
             pieces = (ids[:whole].view(-1, loaded.length), ids[whole:][None])
             parts = [part for piece in pieces if piece.numel() for part in text_parts(loaded, piece)]
+        label, how = how["label"], {name: value for name, value in how.items() if name != "label"}
         generator = seeded_generator(seed)  # one for all parts, so that their errors are independent
         estimates = [
             estimate_bound(
@@ -417,8 +424,7 @@ class LanguageModel(LoadedModel):
                 method=part.method,
                 generator=generator,
                 fixed_set=True,
-                **how,
-                **part.conditions,
+                **{**how, **part.conditions, **loaded.conditions(label, len(part.ids))},
             )
             for part in parts
         ]

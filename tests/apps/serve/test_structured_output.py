@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import cedd
 from cedd.apps.serve.registry import ModelRegistry
 from cedd.constraints import regex
 from cedd.data.tokenizers import CharTokenizer, PaddedTokenizer
+from cedd.models.folder import ModelFolder, save_folder
+from cedd.models.transformer import Transformer, config_from_preset
 from cedd.tasks import generate, infill, load
 from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
 from tests.combinations import covering
@@ -146,3 +150,41 @@ def test_blanks_without_a_text_are_refused(client: Any):
     reply = client.post("/infill", json={"model": "plain", "text": "a ____", "guided_choice": ["abc"]})
     assert reply.status_code == 422
     assert "no text of 4 tokens satisfies" in reply.json()["error"]["message"]
+
+
+def test_labels_of_requests_that_run_together(tmp_path: Path):
+    """Each request gets the texts of its label, in batches with other labels and with none."""
+    network = Transformer(config_from_preset("tiny", vocab_size=30, has_mask=True, length=16, depth=1, labels=2))
+    parameters = dict(network.named_parameters())
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name in ("backbone.conditioning.labels.weight", "backbone.conditioning.modulation.weight", "head.weight"):
+            parameters[name].normal_()
+    tokenizer, process = CharTokenizer("abcdefghijklmnopqrstuvwxyz .,\n"[:30]), cedd.absorb(30)
+    folder = ModelFolder(network, process, cedd.get_method("cedd"), tokenizer, 16)
+    save_folder(tmp_path / "labelled", folder, extra={"labels": ["no", "yes"]})
+    model = load(tmp_path / "labelled", "cpu")
+    asked = [None, "no", "yes", "no"]
+    wanted = [model.generate(2, label=label, seed=3, steps=8, length=16) for label in asked]
+    assert len({*map(tuple, wanted)}) == 3
+    found: dict[int, list[str]] = {}
+    with served(ModelRegistry({"labelled": model})) as (address, _):
+        body = {"n": 2, "seed": 3, "steps": 8, "max_tokens": 16}
+
+        def ask(number: int) -> None:
+            label = {} if asked[number] is None else {"label": asked[number]}
+            with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
+                found[number] = texts(client.post("/v1/completions", json=body | label))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
+            reply = client.post("/v1/completions", json=body | {"label": "ye"})
+            (shown,) = client.get("/v1/models").json()["data"]
+    assert shown["labels"] == ["no", "yes"]
+    assert [found[number] for number in range(len(asked))] == wanted
+    assert reply.status_code == 422
+    assert "label: invalid choice: 'ye'; did you mean 'yes'?" in reply.json()["error"]["message"]

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cedd.apps.correct.numpy_network import Floats, Passage, PassageReader, States
 from cedd.models.loaded_model import LoadedModel
-from cedd.network import AnyModel, Capabilities, HasCache, HasHead, capabilities_of, has_head
+from cedd.network import UNKNOWN_LABEL, AnyModel, Capabilities, HasCache, HasHead, capabilities_of, has_head
 from cedd.samplers import GraphedNetwork
 from cedd.samplers.memory import Memory
 
@@ -50,11 +50,12 @@ class Cancelled(BaseException):
 
 @dataclass(frozen=True)
 class ForwardRequest:
-    """A pending forward pass: x_t [B, L] and sigma [B]."""
+    """A pending forward pass: x_t [B, L], sigma [B] and labels [B], if any."""
 
     network: HasHead
     x_t: Tensor
     sigma: Tensor
+    label: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -211,19 +212,20 @@ class BatchedNetwork:
         """The network's cache of keys and values."""
         return cast(HasCache, self._network).new_cache(batch, length)
 
-    def features(self, x_t: Tensor, sigma: Tensor, **conditions: Any) -> Tensor:
+    def features(self, x_t: Tensor, sigma: Tensor, label: Tensor | None = None, **conditions: Any) -> Tensor:
         """[B, L, D]"""
         if conditions:
+            conditions |= {} if label is None else {"label": label}
             return self._fiber.forward(ForwardRequest(ConditionedNetwork(self._network, conditions), x_t, sigma))
-        if self._memory is not None:
+        if self._memory is not None and label is None:
             return self._memory.read(self._network, x_t, sigma, self._forward)
-        features = self._forward(x_t, sigma)
+        features = self._forward(x_t, sigma, label)
         if self._on_forward is not None:
             self._on_forward(LastForward(x_t, features, self.head))
         return features
 
-    def _forward(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        return self._fiber.forward(ForwardRequest(self._network, x_t, sigma))
+    def _forward(self, x_t: Tensor, sigma: Tensor, label: Tensor | None = None) -> Tensor:
+        return self._fiber.forward(ForwardRequest(self._network, x_t, sigma, label))
 
 
 class BatchedModel(LoadedModel):
@@ -371,9 +373,18 @@ class Batcher:
         try:
             x_t = torch.cat([request.x_t for request in requests])
             sigma = torch.cat([request.sigma for request in requests])
-            return list(requests[0].network.features(x_t, sigma).split(sizes))
+            labels: dict[str, Tensor] = {}
+            if any(request.label is not None for request in requests):
+                labels["label"] = torch.cat([_labels(request) for request in requests])
+            return list(requests[0].network.features(x_t, sigma, **labels).split(sizes))
         except Exception as error:  # noqa: BLE001 - each fiber reports it
             return [error] * len(requests)
+
+
+def _labels(request: ForwardRequest) -> Tensor:
+    if request.label is not None:
+        return request.label
+    return torch.full((len(request.x_t),), UNKNOWN_LABEL, device=request.x_t.device)
 
 
 def _request(fiber: Fiber) -> ForwardRequest:

@@ -98,7 +98,12 @@ def requested_sampling(
         temperature=fields.number("temperature", 0.0, 10.0, None),
         top_p=fields.number("top_p", 1e-6, 1.0, None),
         grid=fields.choice("grid", GRIDS, None),
+        label=fields.text("label", MAX_NAME_CHARACTERS, "") or None,
     )
+    try:
+        registry[name].conditions(options.label, 1)
+    except ValueError as error:
+        reject(str(error))
     seed = fields.integer("seed", 0, MAX_SEED, None)
     return options, secrets.randbelow(2**32) if seed is None else seed
 

@@ -35,6 +35,7 @@ MEANINGS: Mapping[str, str] = {
     "guided_json": "Write JSON that is valid under this schema.",
     "guided_regex": "Write a text that this regular expression matches from beginning to end.",
     "ignored_words": "Words that are correct.",
+    "label": "Write a text of this label, with a model that was trained with labels.",
     "logprobs": "Add the log-probability of each token, and of this number of the most probable tokens in its place.",
     "max_completion_tokens": "The same as max_tokens.",
     "max_tokens": "Tokens to write. Default: 256, or as many as fit into the model's context.",

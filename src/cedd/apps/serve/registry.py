@@ -107,6 +107,7 @@ def _model_info(model: LanguageModel) -> JSONObject:
         "temperature": defaults.temperature,
         "top_p": defaults.top_p,
         "samplers": [sampler for sampler in SAMPLERS if _samples(model, sampler)],
+        "labels": list(model.labels),
         "tasks": list(_tasks(model)),
     }
 
