@@ -80,6 +80,13 @@ def test_an_attention_mask_in_every_form(tmp_path: Path, form: str) -> None:
     assert float((found - expected_of("dream", ids, "block")).abs().max()) < TOLERANCE
 
 
+@pytest.mark.parametrize("ids", [[[V]], [[-1]], [[0.0]], [0]])
+def test_ids_are_rows_of_the_embedding(tmp_path: Path, ids: list[Any]) -> None:
+    model = cedd.import_model(plain_llama.write(tmp_path / "dream", "dream"), device="cpu")
+    with pytest.raises(ValueError, match=r"ids must be (0 to 22 \(got|whole numbers \[B, L\] \(got)"):
+        model.original_logits(torch.tensor(ids))
+
+
 def test_full_attention_by_its_name(tmp_path: Path) -> None:
     model, ids = cedd.import_model(plain_llama.write(tmp_path / "sdar", "sdar"), device="cpu"), ids_of()
     found = model.original_logits(ids, attention_mask="full")

@@ -63,6 +63,12 @@ class ModelFolder:
 
     def original(self, ids: Tensor, **inputs: Any) -> Tensor:
         """What the original network of an imported model returns for its own ids [B, L]."""
+        # Llama-type networks read the mask from one of the V rows; in the others it is a row of its own.
+        rows = self.process.vocab_size if self.original_outputs is None else self.process.num_states
+        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids must be whole numbers [B, L] (got {ids.dtype} of shape {list(ids.shape)})")
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
+            raise ValueError(f"ids must be 0 to {rows - 1} (got {int(ids.min())} to {int(ids.max())})")
         return (self.original_outputs or self.model.original_logits)(ids, **inputs)
 
     @property

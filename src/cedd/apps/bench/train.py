@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,7 +134,7 @@ SMOLLM2 = {"width": 576, "depth": 30, "heads": 9, "key_heads": 3, "mlp_width": 1
 """Sizes of SmolLM2-135M."""
 
 
-def llama(preset: str, length: int) -> dict[str, Any]:
+def llama(preset: str, length: int) -> JSONObject:
     """The arguments of an autoregressive Llama-type network, which diffusion methods adapt."""
     model = PRESETS[preset][1].model
     sizes = {"width": model.width, "depth": model.depth, "heads": model.heads, "key_heads": model.heads}
