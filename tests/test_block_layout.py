@@ -126,7 +126,8 @@ def test_the_last_mlp_leaves_out_the_clean_text() -> None:
         model = network()
         if capabilities is not None:
             model.__class__ = type("Whole", (Transformer,), {"capabilities": capabilities})
-        model.backbone.blocks[-1].mlp.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[:-1]))
+        mlp = model.get_submodule(f"backbone.blocks.{len(model.backbone.blocks) - 1}.mlp")
+        mlp.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[:-1]))
         x_t, sigma, clean = noisy_texts(4, views=2)
         features = InBlocks(model, 4).features(x_t, sigma, clean=clean)
         features.square().sum().backward()

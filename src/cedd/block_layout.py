@@ -24,7 +24,7 @@ the pattern itself. With a single block (b = L), the network is called as withou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -44,6 +44,7 @@ from cedd.network import (
     capabilities_of,
     check_token_times,
     has_cache,
+    records_blocks,
     selects_rows,
 )
 
@@ -136,12 +137,14 @@ def _pattern(layout: BlockLayout, device: torch.device) -> AttentionPattern:
     return AttentionPattern(rule(places[:, None], places), places % length, rule)
 
 
-def earlier_blocks(length: int, block: int, device: torch.device | str, causal: int = 0) -> AttentionPattern:
-    """The pattern of a text whose blocks attend to themselves and to earlier blocks. The first `causal` tokens attend
-    only to tokens up to their own position."""
+def earlier_blocks(
+    length: int, block: int, device: torch.device | str, causal: int = 0, start: int = 0
+) -> AttentionPattern:
+    """The pattern of a text whose blocks attend to themselves and to earlier blocks, for the tokens from `start` on.
+    The first `causal` tokens attend only to tokens up to their own position."""
     places = torch.arange(length, device=device)
-    visible = places[:, None] // block >= places // block
-    return AttentionPattern(visible & ((places[:, None] >= causal) | (places <= places[:, None])))
+    queries = places[start:, None]
+    return AttentionPattern((queries // block >= places // block) & ((queries >= causal) | (places <= queries)))
 
 
 class InBlocks:
@@ -406,12 +409,14 @@ class _KeptKeys(FinishedText):
         check_token_times(network.model)
         self.model, self._network, self._kept = cast(HasCache, network.model), network, kept
         self._cache = self.model.new_cache(batch, length)
-        self._read, self._texts = list[Tensor](), torch.arange(batch)
+        self._recorder = network.model if kept and records_blocks(network.model) else None
+        place = "cpu" if self._recorder is None else network.home
+        self._read, self._texts = list[Tensor](), torch.arange(batch, device=place)
 
     @property
     def capabilities(self) -> Capabilities:
-        declared = capabilities_of(self.model)
-        return Capabilities(features=True, time_conditioned=declared.time_conditioned)
+        timed = capabilities_of(self.model).time_conditioned
+        return Capabilities(features=True, time_conditioned=timed, recorder=self._recorder is not None)
 
     @property
     def device(self) -> torch.device:
@@ -435,27 +440,35 @@ class _KeptKeys(FinishedText):
 
     def _extend(self, tokens: Tensor) -> None:
         """Add finished blocks [B, n] to the cache."""
-        clean = torch.zeros(len(tokens), device=tokens.device)
-        total = self._cache.length + tokens.shape[1]
-        pattern = self._pattern(tokens, total if capabilities_of(self.model).causal_past else 0)
-        conditions = self._network.condition_inputs()
+        clean, causal = torch.zeros(len(tokens), device=tokens.device), capabilities_of(self.model).causal_past
+        conditions, total = self._network.condition_inputs(), self._cache.length + tokens.shape[1]
+        if self._recorder is not None and tokens.shape[1] == self.block and not causal:
+            self._recorder.next_block(self._cache, tokens, clean, **conditions)
+            self._cache.length = total
+            return
+        pattern = self._pattern(tokens, total if causal else 0)
         self.model.features(tokens, clean, cache=self._cache, attention=pattern, **conditions)
 
     def _pattern(self, tokens: Tensor, causal: int = 0) -> AttentionPattern:
         """The attention pattern of the new tokens [B, n]."""
         past = self._cache.length
-        return AttentionPattern(
-            earlier_blocks(past + tokens.shape[1], self.block, tokens.device, causal).visible[past:]
-        )
+        return earlier_blocks(past + tokens.shape[1], self.block, tokens.device, causal, start=past)
 
     def features(self, x_t: Tensor, sigma: Tensor, *, text: Tensor, **conditions: Tensor) -> Tensor:
         """[S, b, D] for noisy blocks x_t [S, b] of the texts with these numbers [S], in ascending order."""
+        if self._recorder is not None:
+            return self._recorder.next_block(self._cache, x_t, sigma, text, **conditions)
         if not self._kept:
             self._cache.length = 0
             for tokens in self._read:
                 self._extend(tokens)
         rows, pattern = cast(list[int], text.tolist()), self._pattern(x_t)
         return self.model.features(x_t, sigma, cache=self._cache.of_rows(rows), attention=pattern, **conditions)
+
+    def recorded(self, function: Callable[..., tuple[Tensor, ...]], of_rows: Sequence[Tensor]) -> Any:
+        """The `recorded` of the network."""
+        assert self._recorder is not None
+        return self._recorder.recorded(function, of_rows)
 
     def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
         return self.head(self.features(x_t, sigma, **conditions))

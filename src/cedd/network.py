@@ -71,6 +71,9 @@ class Capabilities:
     attention: bool = False
     """`features(..., attention=pattern)` takes an `AttentionPattern`. Together with `token_times`, or without time
     conditioning, block diffusion needs no more (`cedd.block_layout`)."""
+    static_cache: bool = False
+    """`cache.at(positions)` is the cache for a call whose tokens have these positions, and attend to all positions for
+    which it has room, as their attention pattern lets them: a call that can be recorded as a CUDA graph."""
     causal_past: bool = False
     """In block diffusion clean tokens attend to those up to their own position only, not to all of their block."""
     causal: bool = False
@@ -249,6 +252,27 @@ class RecordsFunctions(Protocol):
 def records_functions(model: object) -> TypeGuard[RecordsFunctions]:
     """Whether a network declares that it records functions of rows."""
     return capabilities_of(model).recorder
+
+
+class RecordsBlocks(HasCache, RecordsFunctions, Protocol):
+    """A network that runs a block after its cache as a CUDA graph, too: `Capabilities.recorder` and `cache`."""
+
+    def next_block(
+        self, cache: Any, x_t: Tensor, sigma: Tensor, text: Tensor | None = None, **conditions: Tensor
+    ) -> Tensor:
+        """Features [S, b, D] of tokens x_t [S, b] that attend to all in the cache and to each other; sigma [S]. Their
+        keys and values are in the cache until the next call, beyond its length.
+
+        Args:
+            cache: made by `new_cache` for B sequences.
+            text: which of them these are, [S] in ascending order; None: all.
+        """
+        ...
+
+
+def records_blocks(model: object) -> TypeGuard[RecordsBlocks]:
+    """Whether a network declares that it records functions of rows, and a cache."""
+    return records_functions(model) and has_cache(model)
 
 
 class GraphNetwork(HasHead, Protocol):

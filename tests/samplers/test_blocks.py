@@ -21,6 +21,7 @@ from cedd.network import AllowedTokens, Network, evaluating
 from cedd.process import TokenProcess
 from cedd.samplers import SAMPLERS, Fixed, JointConstraint, check_sampler, prompt, sample, text_seeds, time_grid
 from cedd.samplers.blocks import first_of_window
+from cedd.samplers.graphs import GraphedBlocks, _Recording
 from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.options import default_steps
 from tests.combinations import covering
@@ -347,6 +348,39 @@ def test_a_callback_sees_texts_grow(deterministic: bool) -> None:
         masks = [int((x == VOCABULARY).sum()) for _, _, x in part]
         assert masks == sorted(masks, reverse=True)
         assert torch.equal(part[-1][2], found[number : number + 1] if deterministic else found)
+
+
+def replayed(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: Any) -> _Recording:
+    """What a CUDA graph does: the same operations on the same tensors, without the Python around them."""
+    del pool
+    outputs = tuple(one.clone() for one in function(*inputs))
+
+    def replay() -> None:
+        for room, made in zip(outputs, function(*inputs), strict=True):
+            room.copy_(made)
+
+    return _Recording(replay, inputs, outputs)
+
+
+@pytest.mark.parametrize(("sampler", "kind"), [("first-hitting", "absorb"), ("analytic", "roulette")])
+def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> None:
+    """With prompts of several lengths, texts that end, several blocks per prompt, and a window that slides."""
+    process, where = every_process(VOCABULARY)[kind], torch.arange(22) < torch.tensor([[0], [9], [3]])
+    model, recordings = network(), list[Any]()
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": sampler, "seed": 1, "deterministic": False, "context": 12}
+    how |= {"constraint": Fixed((torch.arange(22) % 5).expand(3, -1), where), "stop": (7,)}
+
+    def capture(function: Any, *inputs: Any) -> _Recording:
+        recordings.append(function)
+        return replayed(function, *inputs)
+
+    graphed: Any = GraphedBlocks(model, torch.float32, capture)
+    plain = sample(model, process, (3, 22), **how)
+    assert bool((plain == 7).any())
+    for _ in range(2):
+        recordings.clear()
+        assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
+    assert sum(type(function).__name__ == "_NextBlock" for function in recordings) == 1  # one for all blocks
 
 
 def test_steps_are_those_of_a_block() -> None:

@@ -9,7 +9,7 @@ import torch
 import cedd
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Capabilities
-from cedd.samplers import CONFIDENCE_ORDERS, Fixed, GraphedNetwork, sample
+from cedd.samplers import CONFIDENCE_ORDERS, Fixed, GraphedBlocks, GraphedNetwork, sample
 from tests.samplers.chains import ERROR_RATE, p_value
 
 pytestmark = [
@@ -131,6 +131,29 @@ def test_steps_wait_seldom_for_the_device(sampler, process, waits):
     assert torch.equal(first, again)
     assert bool((first < 50).all())
     assert len(waited) < waits * 9 + 20
+
+
+@pytest.mark.parametrize(("process", "sampler"), [("absorb", "first-hitting"), ("roulette", "analytic")])
+def test_recorded_blocks_are_those_of_the_network(process, sampler):
+    """Blocks after a cache, within bfloat16's rounding; texts beyond the context are the same in every run."""
+    made = getattr(cedd, process)(50)
+    model = network(made, 16)
+    graphed, plain = GraphedBlocks(model), GraphedBlocks(model)
+    cache, other = graphed.new_cache(3, 16), plain.new_cache(3, 16)
+    generator = torch.Generator().manual_seed(1)
+    for k in range(4):
+        x, sigma = torch.randint(51, (3, 4), generator=generator).cuda(), torch.rand(3, generator=generator).cuda()
+        expected = plain.features(x, sigma, cache=other)
+        got = graphed.next_block(cache, x, sigma).clone()
+        assert (expected - got).abs().max() < 0.05 * expected.abs().max()
+        some = graphed.next_block(cache, x[1:2], sigma[1:2], torch.tensor([1]).cuda())
+        assert (expected[1:2] - some).abs().max() < 0.05 * expected.abs().max()
+        graphed.next_block(cache, x, sigma)
+        cache.length = 4 * (k + 1)
+    options = {"method": cedd.METHODS["cedd"].in_blocks(4), "sampler": sampler, "context": 16, "seed": 3}
+    texts = [cedd.sample(graphed, made, (5, 38), **options) for _ in range(2)]
+    assert torch.equal(*texts)
+    assert texts[0].max() < 50
 
 
 @pytest.mark.parametrize("sampler", ["gibbs", "remask-confidence", *CONFIDENCE_ORDERS])

@@ -19,7 +19,7 @@ from cedd.models.mask_padding import MaskPadded
 from cedd.names import suggestion
 from cedd.network import AnyModel, capabilities_of
 from cedd.process import TokenProcess
-from cedd.samplers import Constraint, GraphedNetwork, SamplingOptions, sample
+from cedd.samplers import Constraint, GraphedBlocks, GraphedNetwork, SamplingOptions, sample
 
 
 class LoadedModel:
@@ -35,6 +35,7 @@ class LoadedModel:
     def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
         self.folder, self.device = folder, torch.device(device)
         self._graphs: dict[tuple[int, int], GraphedNetwork] = {}
+        self._blocks: GraphedBlocks | None = None
 
     @property
     def model(self) -> Backbone:
@@ -71,6 +72,7 @@ class LoadedModel:
         self.device = torch.device(device)
         self.model.to(self.device)
         self._graphs.clear()
+        self._blocks = None
         return self
 
     @property
@@ -115,7 +117,12 @@ class LoadedModel:
         """The same network, recorded as CUDA graphs where that is possible."""
         if self.writes_blocks:
             self._check_mask()
-            return self.model
+            declared = self.model.capabilities
+            if self.device.type != "cuda" or not (declared.cuda_graphs and declared.static_cache):
+                return self.model
+            if self._blocks is None:
+                self._blocks = GraphedBlocks(self.model)
+            return self._blocks
         model = self.reader(length)
         if self.device.type != "cuda" or not (self.method.dynamics.noisy and model.capabilities.cuda_graphs):
             return model

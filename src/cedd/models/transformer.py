@@ -88,6 +88,21 @@ class KVCache:
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
         return KVCache(self.keys[:, chosen], self.values[:, chosen], self.length)
 
+    def at(self, positions: Tensor) -> KVCache:
+        """The cache for new tokens at these positions [n], which attend to all positions: their attention pattern hides
+        those that are not filled."""
+        return _CacheAt(self.keys, self.values, positions=positions)
+
+
+@dataclass(kw_only=True)
+class _CacheAt(KVCache):
+    positions: Tensor
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        for room, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            room.index_copy_(2, self.positions, new.to(room.dtype))
+        return self.keys[layer], self.values[layer]
+
 
 class Attention(nn.Module):
     """Multi-head attention over all positions, or over those up to its own if causal."""
@@ -356,6 +371,7 @@ class Transformer(Backbone):
             selected_rows=True,
             head_losses=True,
             cache=True,
+            static_cache=True,
             attention=not self.options.causal,
             causal=self.options.causal,
             time_conditioned=self.options.time_conditioned,

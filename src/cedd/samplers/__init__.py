@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cedd.samplers.decoding import ConfidenceDecoding
     from cedd.samplers.first_hitting import FirstHitting
     from cedd.samplers.gibbs import Gibbs
-    from cedd.samplers.graphs import GraphedNetwork
+    from cedd.samplers.graphs import GraphedBlocks, GraphedNetwork
     from cedd.samplers.grid_sampler import GridSampler
     from cedd.samplers.grids import GRIDS, time_grid
     from cedd.samplers.next_token import NextToken
@@ -45,6 +45,7 @@ __all__ = [
     "FirstHitting",
     "Fixed",
     "Gibbs",
+    "GraphedBlocks",
     "GraphedNetwork",
     "GridSampler",
     "JointConstraint",
@@ -85,7 +86,7 @@ _HOMES = {
     "samplers.decoding": ("ConfidenceDecoding",),
     "samplers.first_hitting": ("FirstHitting",),
     "samplers.gibbs": ("Gibbs",),
-    "samplers.graphs": ("GraphedNetwork",),
+    "samplers.graphs": ("GraphedBlocks", "GraphedNetwork"),
     "samplers.grid_sampler": ("GridSampler",),
     "samplers.grids": ("GRIDS", "time_grid"),
     "samplers.next_token": ("NextToken",),

@@ -5,15 +5,25 @@ Shapes: S sequences, L positions, D width; R rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from cedd.device import model_device, recorded_graph
-from cedd.network import SPARSE, Capabilities, GraphNetwork, HasHead, capabilities_of, selects_rows, with_rounded
+from cedd.network import (
+    SPARSE,
+    AttentionPattern,
+    Capabilities,
+    GraphNetwork,
+    HasHead,
+    capabilities_of,
+    selects_rows,
+    with_rounded,
+)
 
 MOST_ROWS = 128
 """Rows up to which a function of outputs is recorded: more keep the device busy, and a recording holds its memory."""
@@ -114,6 +124,14 @@ class Recorder:
             recording = self._recorded[key] = self._capture(function, padded, self._pool)
         return recording(inputs)
 
+    def of_rows(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
+        """function(*of_rows), of tensors [R, ...]; None for more rows than are recorded.
+
+        It must be made of operations on tensors alone. What it returns has more rows, and the next call overwrites it.
+        """
+        room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
+        return None if room is None else self(function, of_rows, [room] * len(of_rows))
+
 
 class GraphedNetwork:
     """A network on a CUDA device whose features are recorded as CUDA graphs, one for each of a few batch sizes.
@@ -168,17 +186,101 @@ class GraphedNetwork:
         return features.flatten(0, 1).index_select(0, places)
 
     def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
-        """function(*of_rows), recorded, of tensors [R, ...]; None for more rows than are recorded.
-
-        It must be made of operations on tensors alone. What it returns has more rows, and the next call overwrites it.
-        """
-        room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
-        if room is None:
-            return None
-        return self._recorder(function, of_rows, [room] * len(of_rows))
+        """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it."""
+        return self._recorder.of_rows(function, of_rows)
 
     def _run(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None, label: Tensor | None = None) -> Outputs:
         # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
         with torch.no_grad(), torch.autocast("cuda", dtype=self._dtype, cache_enabled=False):
             given = {name: value for name, value in {"where": where, "label": label}.items() if value is not None}
             return (self._model.features(x_t, sigma, **given),)
+
+
+class GraphedBlocks:
+    """A network that writes blocks, on a CUDA device: a block after its cache is recorded as a CUDA graph.
+
+    A recorded block attends to all positions for which the cache has room, of which a mask hides those that are not
+    filled, so that one graph serves all blocks of a run. All texts of the cache are computed in every call. Features
+    are computed in `dtype` by autocast.
+
+    Args:
+        model: a network with a cache (`Capabilities.static_cache`).
+        dtype: of features, keys and values.
+        capture: how to record, as `capture` does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype = torch.bfloat16,
+        capture: Callable[..., _Recording] = capture,
+    ) -> None:
+        self.device, self._dtype, self._capture = model_device(model), dtype, capture
+        self._model: Any = _half_precision_copy(model, dtype)
+        self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
+        unused = {"selected_rows": False, "head_losses": False, "cuda_graphs": False}
+        self.capabilities = replace(capabilities_of(model), recorder=True, **unused)
+        self._recorder, self._block = Recorder(capture), None
+
+    def new_cache(self, batch: int, length: int | None = None) -> Any:
+        """An empty cache, for which blocks will be recorded."""
+        self._forget()
+        with self._precision():
+            return self._model.new_cache(batch, length)
+
+    def features(self, x_t: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
+        """Those of the network, not recorded."""
+        with self._precision():
+            return self._model.features(x_t, sigma, **options)
+
+    def next_block(
+        self, cache: Any, x_t: Tensor, sigma: Tensor, text: Tensor | None = None, **conditions: Tensor
+    ) -> Tensor:
+        """Features [S, b, D] of blocks x_t [S, b] after the cache (see `network.RecordsBlocks`); overwritten by the
+        next call."""
+        if self._block is None or self._block.cache is not cache or self._block.names != tuple(conditions):
+            self._forget()
+            self._block = _NextBlock(self.features, cache, tuple(conditions))
+        inputs, batch = [x_t, sigma, *conditions.values()], cache.keys.shape[1]
+        some = None if text is None or len(text) == batch else text
+        if some is not None:
+            inputs = [one.new_zeros(batch, *one.shape[1:]).index_copy_(0, some, one) for one in inputs]
+        filled = torch.full((1,), cache.length, device=self.device)
+        (made,) = self._recorder(self._block, [*inputs, filled], [*[batch] * len(inputs), 1])
+        return made if some is None else made.index_select(0, some)
+
+    def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
+        """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it."""
+        return self._recorder.of_rows(function, of_rows)
+
+    def _forget(self) -> None:
+        """Recordings, and the cache that they hold."""
+        self._recorder, self._block = Recorder(self._capture), None
+
+    @contextmanager
+    def _precision(self) -> Generator[None]:
+        # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
+        on_cuda = self.device.type == "cuda"
+        with torch.no_grad(), torch.autocast(self.device.type, self._dtype, enabled=on_cuda, cache_enabled=False):
+            yield
+
+
+@dataclass(frozen=True, eq=False)
+class _NextBlock:
+    """The features of blocks after a cache as a function of tensors alone: x_t [B, b], sigma [B], conditions [B, ...]
+    in the order of their names, and the filled length of the cache [1]."""
+
+    features: Callable[..., Tensor]
+    cache: Any
+    names: tuple[str, ...]
+
+    def __call__(self, x_t: Tensor, sigma: Tensor, *others: Tensor) -> Outputs:
+        *conditions, filled = others
+        new, room = x_t.shape[1], self.cache.keys.shape[3]
+        visible = torch.arange(room, device=x_t.device) < filled + new
+        positions = filled + torch.arange(new, device=x_t.device)
+        pattern, named = (
+            AttentionPattern(visible.repeat(new, 1), positions),
+            zip(self.names, conditions, strict=True),
+        )
+        return (self.features(x_t, sigma, cache=self.cache.at(positions), attention=pattern, **dict(named)),)

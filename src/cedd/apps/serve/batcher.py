@@ -28,8 +28,16 @@ from torch import Tensor
 
 from cedd.apps.correct.numpy_network import Floats, Passage, PassageReader, States
 from cedd.models.loaded_model import LoadedModel
-from cedd.network import UNKNOWN_LABEL, AnyModel, Capabilities, HasCache, HasHead, capabilities_of, has_head
-from cedd.samplers import GraphedNetwork
+from cedd.network import (
+    UNKNOWN_LABEL,
+    AnyModel,
+    Capabilities,
+    HasCache,
+    HasHead,
+    capabilities_of,
+    has_head,
+    records_functions,
+)
 from cedd.samplers.memory import Memory
 
 Result = TypeVar("Result")
@@ -274,7 +282,7 @@ def shared_network(loaded: LoadedModel, length: int) -> HasHead:
     """The network for sequences of this length, the same object for every fiber. A network with a CUDA graph is not
     used: the graph is for one batch size, and batches here have any."""
     made = loaded.network(1, length)
-    return loaded.model if isinstance(made, GraphedNetwork) or not has_head(made) else made
+    return loaded.model if records_functions(made) or not has_head(made) else made
 
 
 class Batcher:
