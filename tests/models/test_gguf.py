@@ -154,18 +154,41 @@ def test_matrices_of_k_quants(tmp_path: Path) -> None:
     assert torch.allclose(found, torch.from_numpy(expected.reshape(rows, 256)).float(), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["linear", "llama3", "none"])
+def test_scaled_rotary_positions(tmp_path: Path, kind: str) -> None:
+    """llama.cpp's converter writes those of Llama 3 as divisors of the frequencies."""
+    config, weights = {**plain_llama.CONFIGS["llama"], "rope_theta": 5e5}, plain_llama.random_weights("llama")
+    context = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    scaling = {"rope_type": kind, "factor": 4.0, **(context if kind == "llama3" else {})}
+    changes = {"rope_theta": 5e5, "rope_scaling": None if kind == "none" else scaling}
+    theirs = plain_llama.write(tmp_path / "theirs", "llama", **changes)
+    more: dict[str, Any] = {}
+    if kind == "linear":
+        more = {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": 4.0}
+    else:
+        width = config["hidden_size"] // config["num_attention_heads"]
+        wavelengths = [2 * np.pi * config["rope_theta"] ** (j / width) for j in range(0, width, 2)]
+        smooth = [min(1.0, max(0.0, (8192 / one - 1) / 3)) for one in wavelengths]
+        divisors = [1 / ((1 - one) / 4 + one) for one in smooth]
+        weights["rope_freqs.weight"] = torch.tensor(divisors) if kind == "llama3" else torch.ones(width // 2)
+    path = write(tmp_path / "net.gguf", "llama", config, weights, {}, **more)
+    found, expected = (cedd.import_model(one, "none", device="cpu") for one in (path, theirs))
+    ids = ids_of()
+    assert torch.allclose(found.original_logits(ids), expected.original_logits(ids), atol=1e-5)
+
+
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
     config, weights = plain_llama.CONFIGS["llama"], plain_llama.random_weights("llama")
     with pytest.raises(ValueError, match="has the architecture gemma; known are llama, qwen2, qwen3"):
         cedd.import_model(write(tmp_path / "a.gguf", "gemma", config, weights, {}), "none", device="cpu")
     scaled = write(tmp_path / "b.gguf", "llama", config, weights, {}, rope_scaling_type=gguf.RopeScalingType.YARN)
-    with pytest.raises(ValueError, match=r"rope_scaling is .*'yarn'.*; only unscaled rotary positions"):
+    with pytest.raises(ValueError, match=r"rope_scaling is .*'yarn'.*; linear and llama3 are imported"):
         cedd.import_model(scaled, "none", device="cpu")
     experts = write(tmp_path / "c.gguf", "llama", config, weights, {}, expert_count=4)
     with pytest.raises(ValueError, match="expert_count is 4; mixtures of experts are not imported"):
         cedd.import_model(experts, "none", device="cpu")
-    factors = {**weights, "rope_freqs.weight": torch.ones(3)}
-    with pytest.raises(ValueError, match="scales its rotary positions"):
+    factors = {**weights, "rope_freqs.weight": torch.tensor([1.0, 2.0, 8.0])}
+    with pytest.raises(ValueError, match=r"rope_freqs.weight is not the scaling of Llama 3.1"):
         cedd.import_model(write(tmp_path / "d.gguf", "llama", config, factors, {}), "none", device="cpu")
     less = {name: value for name, value in weights.items() if "layers.1.mlp.down" not in name}
     with pytest.raises(ValueError, match=r"lacks model.layers.1.mlp.down_proj.weight; num_hidden_layers is 2"):

@@ -166,7 +166,9 @@ def test_with_a_shift_a_block_is_predicted_from_its_own_noisy_past() -> None:
 
 def test_rotation_turns_halves() -> None:
     x = torch.randn(1, 3, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = rotate(x, rotation_of(torch.tensor([0, 1, 5]), 100.0, 4, torch.float64))
+    found = rotate(
+        x, rotation_of(torch.tensor([0, 1, 5]), replace(BASE, rotary_base=100.0, head_width=4), torch.float64)
+    )
     assert torch.equal(found[..., 4:], x[..., 4:])
     assert torch.allclose(found[:, 0], x[:, 0])
     pairs = torch.complex(x[..., :2], x[..., 2:4])
@@ -227,6 +229,8 @@ def test_checkpointing_changes_no_gradient() -> None:
     [
         ({"key_heads": 3}, "heads must be a multiple of key_heads"),
         ({"rotary_width": 5}, "rotary_width must be even"),
+        ({"rotary_low": 5.0}, r"rotary_high must be above rotary_low \(got 4.0 and 5.0\)"),
+        ({"rotary_context": 0}, "rotary_context must be at least 1"),
         ({"mask_row": V}, f"mask_row must be a row of the embedding, 0 to {V - 1}"),
         ({"start_row": 1}, "start_row needs shift"),
         ({"depth": 0}, r"depth must be at least 1 \(got 0\)"),
@@ -275,7 +279,7 @@ def check_short_attention() -> None:
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(0))
     x = torch.randn(2, 12, 48, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    rotation = rotation_of(torch.arange(12), 1e4, 32, torch.float32)
+    rotation = rotation_of(torch.arange(12), config, torch.float32)
     for causal in (False, True):
         found = []
         for short in (False, True):

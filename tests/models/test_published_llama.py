@@ -249,11 +249,28 @@ def test_llada_with_and_without_padding() -> None:
     assert (model.process.vocab_size, network_of(model).options.mask_row) == (128, 120)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_parity_with_transformers(tmp_path: Path, kind: str) -> None:
+SCALINGS = {
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,  # one frequency is kept, one is mixed, and one is divided
+    },
+    "linear": {"rope_type": "linear", "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [*((kind, None) for kind in ("llama", "qwen2", "qwen3")), *(("llama", one) for one in SCALINGS)],
+)
+def test_parity_with_transformers(tmp_path: Path, kind: str, scaling: str | None) -> None:
     transformers = pytest.importorskip("transformers", reason="needs pip install 'cedd[hub]'")
     name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
     sizes = {name: value for name, value in CONFIGS[kind].items() if name not in ("model_type", "torch_dtype")}
+    if scaling is not None:
+        sizes["rope_parameters"] = {**SCALINGS[scaling], "rope_theta": sizes.pop("rope_theta")}
     torch.manual_seed(3)
     theirs: Any = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).eval()
     for parameter in theirs.parameters():
@@ -265,6 +282,15 @@ def test_parity_with_transformers(tmp_path: Path, kind: str) -> None:
     found = cedd.import_model(tmp_path / kind, device="cpu").original_logits(ids)
     assert float((found - expected).abs().max()) < TOLERANCE
     assert float(expected.std()) > 0.5
+    if scaling is not None:  # which an older config.json calls so
+        file = tmp_path / kind / "config.json"
+        values = json.loads(file.read_text())
+        values |= {"rope_scaling": SCALINGS[scaling], "rope_theta": values.pop("rope_parameters")["rope_theta"]}
+        file.write_text(json.dumps(values))
+        older = cedd.import_model(tmp_path / kind, device="cpu")
+        assert torch.equal(older.original_logits(ids), found)
+        older.save_pretrained(tmp_path / "ours")
+        assert torch.equal(cedd.load(tmp_path / "ours", device="cpu").original_logits(ids), found)
 
 
 # ---- files ------------------------------------------------------------------------------------------------------
@@ -336,12 +362,20 @@ def test_loading_takes_the_memory_of_the_weights(tmp_path: Path) -> None:
 # ---- refusals ---------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "scaled positions": (
+    "yarn": ("dream", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*; linear and llama3 are"),
+    "llada's scaling": ("llada", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling is .*only unsc"),
+    "llama3 without a length": (
         "llama",
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        "rope_scaling is .*only unsc",
+        "gives no whole number as rope_scaling.original_max_position_embeddings",
     ),
-    "yarn": ("dream", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*only unscaled rotary"),
+    "llama3 the wrong way round": (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 1}},
+        "rope_parameters.original_max_position_embeddings|rotary_high must be above",
+    ),
+    "no factor": ("qwen2", {"rope_scaling": {"type": "linear"}}, r"gives no number as rope_scaling.factor"),
+    "a word": ("qwen3", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
     "biases": ("llama", {"attention_bias": True}, "attention_bias is True; only False is imported"),
     "biases of the MLP": ("llama", {"mlp_bias": True}, "mlp_bias is True"),
     "no biases": ("qwen2", {"attention_bias": False}, "attention_bias is False; only True"),

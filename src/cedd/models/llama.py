@@ -19,6 +19,7 @@ reads weights stored in two bytes one matrix at a time. Norms and rotations are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -153,11 +154,27 @@ Rotation = tuple[Tensor, Tensor]
 """cos and sin of the angles of the positions, [L, 1, R/2] or [B, L, 1, R/2]."""
 
 
-def rotation_of(positions: Tensor, base: float, width: int, dtype: torch.dtype) -> Rotation:
-    """Rotation for positions p, [L] or [B, L]: entries j and j + width/2 turn by p · base^(-2j/width)."""
-    steps = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
-    angles = positions[..., None, None].to(dtype) * (1.0 / base**steps)
+def rotation_of(positions: Tensor, config: LlamaConfig, dtype: torch.dtype) -> Rotation:
+    """Rotation for positions p, [L] or [B, L]: entries j and j + R/2 turn by p times frequency j."""
+    angles = positions[..., None, None].to(dtype) * frequencies(config, positions.device, dtype)
     return angles.cos(), angles.sin()
+
+
+def frequencies(config: LlamaConfig, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """The rotary frequencies [R/2], base^(-2j/R), scaled.
+
+    With a context C, a frequency with n = C / wavelength turns within it is divided by the factor if n is below
+    `rotary_low`, is kept if n is above `rotary_high`, and is a mixture of both in between.
+    """
+    steps = torch.arange(0, config.rotated, 2, device=device, dtype=dtype) / config.rotated
+    plain = 1.0 / config.rotary_base**steps
+    if config.rotary_factor == 1.0:
+        return plain
+    if config.rotary_context is None:
+        return plain / config.rotary_factor
+    turns, low = config.rotary_context * plain / (2 * math.pi), config.rotary_low
+    kept = ((turns - low) / (config.rotary_high - low)).clamp(0.0, 1.0)
+    return kept * plain + (1 - kept) * plain / config.rotary_factor
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
@@ -348,7 +365,7 @@ class LlamaStack(nn.Module):
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
         """The rotation of queries and keys, in float64 for a network in float64."""
         wide = torch.promote_types(dtype, torch.float32)
-        return rotation_of(positions, self.config.rotary_base, self.config.rotated, wide)
+        return rotation_of(positions, self.config, wide)
 
 
 def stream_dtype(weight: Tensor) -> torch.dtype:

@@ -34,6 +34,14 @@ class LlamaOptions:
     """The base of the rotary frequencies (rope_theta)."""
     rotary_width: int | None = None
     """The number of leading entries of a head that are rotated; None: all."""
+    rotary_factor: float = 1.0
+    """The rotary frequencies are divided by this, to read longer texts (linear scaling)."""
+    rotary_context: int | None = None
+    """Divide only those of long wavelengths, relative to this length, that of the first training (Llama 3.1)."""
+    rotary_low: float = 1.0
+    """With `rotary_context` C: wavelengths above C / rotary_low are divided by the full factor."""
+    rotary_high: float = 4.0
+    """With `rotary_context` C: wavelengths below C / rotary_high are not scaled; those in between partly."""
     epsilon: float = 1e-5
     """Added to the mean square by the RMS norms."""
     qkv_bias: bool = False
@@ -84,9 +92,8 @@ class LlamaConfig(LlamaOptions):
             raise ValueError(f"length must be at most {LONGEST:,} (got {self.length:,})")
         if self.heads % self.key_heads:
             raise ValueError(f"heads must be a multiple of key_heads (got {self.heads} and {self.key_heads})")
-        if self.rotated % 2 or not 0 < self.rotated <= self.head_width:
-            raise ValueError(f"rotary_width must be even, and at most head_width (got {self.rotated})")
-        for name in ("rotary_base", "epsilon", "lora_alpha"):
+        self._check_rotary()
+        for name in ("rotary_base", "rotary_factor", "rotary_low", "epsilon", "lora_alpha"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite (got {getattr(self, name)})")
         for name in ("mask_row", "start_row"):
@@ -97,6 +104,15 @@ class LlamaConfig(LlamaOptions):
             raise ValueError("start_row needs shift: without it nothing is predicted from the start token")
         if self.lora_rank < 0:
             raise ValueError(f"lora_rank must be at least 0 (got {self.lora_rank})")
+
+    def _check_rotary(self) -> None:
+        """Refuse rotary positions that cannot be."""
+        if self.rotated % 2 or not 0 < self.rotated <= self.head_width:
+            raise ValueError(f"rotary_width must be even, and at most head_width (got {self.rotated})")
+        if not self.rotary_low < self.rotary_high < math.inf:
+            raise ValueError(f"rotary_high must be above rotary_low (got {self.rotary_high} and {self.rotary_low})")
+        if self.rotary_context is not None and self.rotary_context < 1:
+            raise ValueError(f"rotary_context must be at least 1 (got {self.rotary_context})")
 
     @property
     def rotated(self) -> int:

@@ -13,6 +13,7 @@ which is read from that row, so that a text in which the row's own token occurs 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from cedd.models.byte_level_tokenizers import content_of_merges, tokenizer_conte
 from cedd.models.folder import ModelFolder
 from cedd.models.gpt2 import GPT2
 from cedd.models.import_config import Description
-from cedd.models.llama import FLOAT_TYPES, Llama
+from cedd.models.llama import FLOAT_TYPES, Llama, frequencies
 from cedd.models.llama_config import FloatType, LlamaConfig
 from cedd.models.tensor_files import UNUSED, GGUFFile, SafetensorsFiles, TensorFiles
 from cedd.models.transformer_config import LONGEST
@@ -375,8 +376,8 @@ class LlamaFamily:
         """Refuse settings that would change what the network computes."""
         read = set(vars(self.settings).values()) | {"rope_parameters"}
         for name, value in config.values.items():
-            if name == "rope_scaling" or name == "rope_parameters":
-                _check_rope(config, name, value)
+            if name in _ROPE:
+                _scaling(config, name, self.names is HUGGING_FACE)
             elif name == "layer_types":
                 kinds = value if isinstance(value, list) else [value]
                 if others := sorted({str(kind) for kind in kinds} - {"full_attention", "None"}):
@@ -423,6 +424,7 @@ class LlamaFamily:
             "length": config.whole(names.length, most=LONGEST),
             "rotary_base": float(base),
             "rotary_width": None if rotated == head_width else rotated,
+            **{key: value for name in _ROPE for key, value in _scaling(config, name).items()},
             "epsilon": config.share(names.epsilon, zero=False, default=1e-6),
             "tied": self.gpt2 or config.flag(names.tied, default=False),
         }
@@ -483,11 +485,26 @@ class LlamaFamily:
         return row
 
 
-def _check_rope(config: Description, name: str, value: object) -> None:
-    """Refuse scaled rotary positions."""
-    kind = value.get("rope_type", value.get("type", "default")) if isinstance(value, Mapping) else value
-    if kind not in (None, "default"):
-        raise ValueError(f"{config.source}: {name} is {value!r}; only unscaled rotary positions are imported")
+_ROPE = ("rope_scaling", "rope_parameters")
+"""Settings of the rotary positions, of older and newer files."""
+
+
+def _scaling(config: Description, name: str, supported: bool = True) -> JSONObject:
+    """The scaling of the rotary positions, by our names; {} for none. Other kinds are refused."""
+    value = config.values.get(name)
+    kind = value.get("rope_type", value.get("type")) if isinstance(value, Mapping) else value
+    if kind in (None, "default"):
+        return {}
+    if not (isinstance(value, Mapping) and supported and kind in ("linear", "llama3")):
+        known = "linear and llama3 are imported" if supported else "only unscaled rotary positions are imported"
+        raise ValueError(f"{config.source}: {name} is {value!r}; {known}")
+    part = config.part(name)
+    found: JSONObject = {"rotary_factor": part.share("factor", zero=False, below=math.inf)}
+    if kind == "llama3":
+        found["rotary_context"] = part.whole("original_max_position_embeddings")
+        found["rotary_low"] = part.share("low_freq_factor", zero=False, below=math.inf)
+        found["rotary_high"] = part.share("high_freq_factor", zero=False, below=math.inf)
+    return found
 
 
 def _is_off(value: object) -> bool:
@@ -643,6 +660,8 @@ def _tokenizer(folder: Path, asked: str | Path | None, V: int, config: Descripti
     return IdTokenizer(V)
 
 
+FREQUENCIES = "rope_freqs.weight"
+"""Divisors of the rotary frequencies in a GGUF file."""
 GGUF_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Families by the architecture that a GGUF file names."""
 
@@ -657,10 +676,10 @@ def import_gguf(
         raise ValueError(f"{path} has the architecture {file.architecture}; known are {', '.join(GGUF_FAMILIES)}")
     family = next(one for one in LLAMA_FAMILIES if one.name == named)
     heads = file.setting("attention.head_count")
-    scaled = file.setting("rope.scaling.type", "none")
     experts = file.setting("expert_count", 0)
     if experts:
         raise ValueError(f"{path}: {file.architecture}.expert_count is {experts}; mixtures of experts are not imported")
+    divisors = file.taken_out(FREQUENCIES)
     values = {
         "model_type": file.architecture,
         "hidden_size": file.setting("embedding_length"),
@@ -671,7 +690,7 @@ def import_gguf(
         "max_position_embeddings": file.setting("context_length"),
         "rms_norm_eps": file.setting("attention.layer_norm_rms_epsilon"),
         "rope_theta": file.setting("rope.freq_base", 10_000.0),
-        "rope_scaling": None if scaled == "none" else {"rope_type": scaled},
+        "rope_scaling": _scaling_of_gguf(file, divisors),
         "head_dim": file.setting("attention.key_length"),
         "sliding_window": file.setting("attention.sliding_window"),
         "tie_word_embeddings": "lm_head.weight" not in file.shapes,
@@ -679,8 +698,6 @@ def import_gguf(
         "eos_token_id": file.value("tokenizer.ggml.eos_token_id"),
     }
     values = {name: value for name, value in values.items() if value is not None}
-    if "rope_freqs.weight" in file.shapes:
-        raise ValueError(f"{path} scales its rotary positions (rope_freqs.weight); only unscaled ones are imported")
     width = values.get("head_dim", values["hidden_size"] // heads)
     if (rotated := file.setting("rope.dimension_count", width)) != width:
         values["partial_rotary_factor"] = rotated / width
@@ -704,4 +721,33 @@ def import_gguf(
             variables=variables,
         )
 
-    return family, family.load(file, description, fitting, device=device, dtype=dtype)
+    made = family.load(file, description, fitting, device=device, dtype=dtype)
+    if divisors is not None:
+        assert isinstance(made.model, Llama)
+        _check_divisors(path, divisors, made.model.options)
+    return family, made
+
+
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The scaling of Llama 3.1 to 3.3, but for its factor."""
+
+
+def _scaling_of_gguf(file: GGUFFile, divisors: Tensor | None) -> JSONObject | None:
+    """The scaling of the rotary positions, as config.json has it. That of Llama 3 is in the file as the divisor of each
+    frequency, of which the largest is the factor."""
+    if divisors is not None:
+        return None if bool((divisors == 1).all()) else {**LLAMA3_SCALING, "factor": float(divisors.max())}
+    kind = file.setting("rope.scaling.type", "none")
+    return None if kind == "none" else {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
+
+
+def _check_divisors(path: Path, divisors: Tensor, config: LlamaConfig) -> None:
+    """Refuse divisors of the rotary frequencies other than Llama 3's."""
+    plain, scaled = (frequencies(one, "cpu", torch.float32) for one in (replace(config, rotary_factor=1.0), config))
+    if divisors.shape != plain.shape or not torch.allclose(divisors, plain / scaled, rtol=1e-4):
+        raise ValueError(f"{path}: {FREQUENCIES} is not the scaling of Llama 3.1, the only one that is imported")

@@ -66,6 +66,15 @@ class TensorFiles(ABC):
         if out.numel() and not all(end.isfinite() for end in torch.aminmax(out)):  # which pass on nan
             raise ValueError(f"{self.source}: {name} holds numbers that are not finite")
 
+    def taken_out(self, name: str) -> Tensor | None:
+        """A tensor in float32, which is then no longer among the others; None if there is none."""
+        if name not in self.shapes:
+            return None
+        values = torch.empty(self.shapes[name])
+        self.take(name, values)
+        del self.shapes[name]
+        return values
+
     @abstractmethod
     def read(self, name: str, out: Tensor) -> None:
         """Fill `out`, of the tensor's shape, converting to its dtype and device."""
