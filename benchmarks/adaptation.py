@@ -209,6 +209,8 @@ def trained(arguments: Arguments, cell: str, parent: Path, data: TrainingData) -
     started = time.perf_counter()
     with joined_ranks(config.device) as ranks:
         result = Trainer(config, ranks, Console(stderr=True), hooks, data).run()
+    if not result.finished:  # interrupted: it gets no record
+        raise SystemExit(result.exit_code)
     each = sorted(curve.milliseconds)
     return {
         "steps": result.step,

@@ -10,6 +10,7 @@ import cedd
 from cedd.data.tokenizers import ByteTokenizer
 from cedd.models.architectures import build_network
 from cedd.models.folder import ModelFolder, save_folder
+from cedd.training.loop import TrainResult
 from tests.benchmarks.scripts import definitions
 
 NETWORK = {"width": 16, "depth": 1, "heads": 2, "key_heads": 1, "head_width": 8, "mlp_width": 24, "length": 128}
@@ -33,7 +34,9 @@ def test_every_cell_has_a_configuration(tmp_path: Path) -> None:
         assert (config.method == "ar") == (cell == "ar")
 
 
-def test_cells_are_trained_measured_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_trained_measured_and_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, start = definitions("adaptation"), parent(tmp_path / "ar")
     (tmp_path / "corpus").mkdir()
     text = "\n\n\n".join(f"document {number} is about the number {number}. " * 20 for number in range(300))
@@ -60,6 +63,10 @@ def test_cells_are_trained_measured_and_continued(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert script.run(replace(arguments, cells=("parent",))) == 0  # which is there
     assert "| parent |" in capsys.readouterr().out
+    monkeypatch.setattr(script.Trainer, "run", lambda _: TrainResult(1, None, None, False, "stopped", 15))
+    with pytest.raises(SystemExit, match="143"):
+        script.run(replace(arguments, cells=("ar",)))
+    assert "ar" not in json.loads((tmp_path / "results.json").read_text())  # interrupted
     with pytest.raises(ValueError, match="--cells: invalid choice: 'block-4'"):
         script.run(replace(arguments, cells=("block-4",)))
     with pytest.raises(ValueError, match="name the model and the folder of the data"):

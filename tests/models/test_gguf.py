@@ -193,6 +193,16 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
     less = {name: value for name, value in weights.items() if "layers.1.mlp.down" not in name}
     with pytest.raises(ValueError, match=r"lacks model.layers.1.mlp.down_proj.weight; num_hidden_layers is 2"):
         cedd.import_model(write(tmp_path / "e.gguf", "llama", config, less, {}), "none", device="cpu")
+    none = {**config, "num_attention_heads": 1, "num_key_value_heads": 1}  # as whole matrices are stored
+    path = write(tmp_path / "h.gguf", "llama", none, weights, {})
+    count = path.read_bytes().index(b"llama.attention.head_count") + len("llama.attention.head_count") + 4
+    content = bytearray(path.read_bytes())
+    content[count] = 0
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"num_attention_heads must be at least 1 \(got 0\)"):
+        cedd.import_model(path, "none", device="cpu")
+    with pytest.raises(ValueError, match=r"file not found: .*absent.gguf"):
+        cedd.import_model(tmp_path / "absent.gguf", device="cpu")
     (tmp_path / "f.gguf").write_bytes(b"GGUF and no more")
     with pytest.raises(ValueError, match=r"f.gguf is not a complete GGUF file"):
         cedd.import_model(tmp_path / "f.gguf", "none", device="cpu")
@@ -201,6 +211,24 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
         cedd.import_model(
             write(tmp_path / "g.gguf", "qwen3", WIDE, odd, {"blk.0.ffn_down.weight": "Q2_K"}), device="cpu"
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_merges": ["a b"]}, "the merges do not fit the vocabulary, first 'a b'"),
+        ({"token_merges": ["ab"]}, "the merges do not fit the vocabulary, first 'ab'"),
+        ({"bos_token_id": 23}, "bos_token_id is 23, but there are 23 tokens"),
+        ({"token_list": []}, "has no tokens"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_in_a_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    config, weights = plain_llama.CONFIGS["llama"], plain_llama.random_weights("llama")
+    tokens = {"tokenizer_model": "gpt2", "token_list": [chr(97 + i) for i in range(23)], "bos_token_id": 1}
+    path = write(tmp_path / "net.gguf", "llama", config, weights, {}, **tokens)
+    assert cedd.import_model(path, device="cpu").tokenizer.encode("abc").tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=message):
+        cedd.import_model(write(path, "llama", config, weights, {}, **{**tokens, **changes}), device="cpu")
 
 
 # ---- tokenizers -------------------------------------------------------------------------------------------------

@@ -452,6 +452,10 @@ def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
     (folder / "model-00002-of-00003.safetensors").write_bytes(content[:6])
     with pytest.raises(ValueError, match=r"not a complete safetensors file: it has no header"):
         cedd.import_model(folder, device="cpu")
+    with pytest.raises(
+        ValueError, match=r"dtype must be torch.float32, torch.bfloat16, torch.float16 \(got torch.int8"
+    ):
+        cedd.import_model(plain_llama.write(tmp_path / "kind", "llama"), device="cpu", dtype=torch.int8)
     weights = plain_llama.random_weights("llama")
     integers = {**weights, "model.norm.weight": torch.ones(24, dtype=torch.int8)}
     with pytest.raises(ValueError, match=r"model.norm.weight is of I8; weights must be F64, F32, F16, BF16"):

@@ -48,8 +48,10 @@ def tokenizer_content(file: GGUFFile) -> JSONObject:
             "give the folder of its tokenizer.json (--tokenizer FOLDER)"
         )
     tokens = file.value("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in file.value("tokenizer.ggml.merges")]
-    types = file.value("tokenizer.ggml.token_type", [1] * len(tokens))
+    merges = [tuple(merge.split(" ", 1)) for merge in file.value("tokenizer.ggml.merges") or []]
+    if not tokens:
+        raise ValueError(f"{file.source} has no tokens (tokenizer.ggml.tokens)")
+    types = file.value("tokenizer.ggml.token_type") or [1] * len(tokens)
     special = [token for token, type_ in zip(tokens, types, strict=True) if type_ in (_CONTROL, _USER_DEFINED)]
     return _content({token: i for i, token in enumerate(tokens)}, merges, pre, special)
 
@@ -76,10 +78,11 @@ def _content(
 ) -> JSONObject:
     import tokenizers
 
-    try:
-        made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(vocab), merges=list(merges)))
-    except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
-        raise ValueError(f"the merges do not fit the vocabulary: {error}") from None
+    merges = list(merges)
+    for pair in merges:  # of which the library would panic
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
+            raise ValueError(f"the merges do not fit the vocabulary, first {' '.join(pair)!r}")
+    made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(vocab), merges=merges))
     made.pre_tokenizer, made.decoder = PRE_TOKENIZERS[pre](), tokenizers.decoders.ByteLevel()
     if pre == "qwen2":
         made.normalizer = tokenizers.normalizers.NFC()

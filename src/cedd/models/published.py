@@ -595,6 +595,8 @@ def _folder(path_or_name: str | Path, options: dict[str, Any]) -> Path:
         return path
     if path.suffix in PICKLES:
         raise ValueError(f"{path} is a pickle, which can run code when it is read; only safetensors are imported")
+    if path.suffix == GGUF:
+        raise ValueError(f"file not found: {path}")
     if path.is_file():
         raise ValueError(f"{path} is a file; name the folder that has {CONFIG_FILE} and {WEIGHTS_FILE}")
     if name.count("/") != 1 or name.startswith((".", "~", "/")) or path.parent.exists():

@@ -351,6 +351,8 @@ class LlamaFamily:
         row = self._mask_row(description, made, V, mask_id)
         kinds: dict[torch.dtype, FloatType] = {kind: name for name, kind in FLOAT_TYPES.items()}
         wanted = files.dtype() if dtype is None else dtype
+        if wanted not in kinds:
+            raise ValueError(f"dtype must be {', '.join(map(str, kinds))} (got {wanted})")
         config = LlamaConfig(
             **self._sizes(description),
             vocab_size=V,
@@ -698,21 +700,25 @@ def import_gguf(
         "eos_token_id": file.value("tokenizer.ggml.eos_token_id"),
     }
     values = {name: value for name, value in values.items() if value is not None}
-    width = values.get("head_dim", values["hidden_size"] // heads)
+    description = Description(values, str(path), 0)
+    width = values.get("head_dim") or description.whole("hidden_size") // description.whole("num_attention_heads")
     if (rotated := file.setting("rope.dimension_count", width)) != width:
         values["partial_rotary_factor"] = rotated / width
-    description = Description(values, str(path), 0)
 
     def fitting(V: int) -> Tokenizer:
         if tokenizer is not None:
             return _tokenizer(expanded(tokenizer), tokenizer, V, description, family)
-        tokens = file.value("tokenizer.ggml.tokens") or []
+        content = tokenizer_content(file)
+        tokens = file.value("tokenizer.ggml.tokens")
+        for name in ("bos_token_id", "eos_token_id"):
+            if not 0 <= values.get(name, 0) < len(tokens):
+                raise ValueError(f"{path}: {name} is {values[name]}, but there are {len(tokens)} tokens")
         stops = [values[name] for name in ("eos_token_id",) if name in values]
         variables = {
             f"{name}_token": tokens[i] for name in ("bos", "eos") if (i := values.get(f"{name}_token_id")) is not None
         }
         return JSONTokenizer(
-            tokenizer_content(file),
+            content,
             V,
             path.stem,
             bos=values.get("bos_token_id"),
