@@ -120,7 +120,7 @@ class Texts:
         if len(train) < batch:
             raise ValueError(
                 f"the corpus has {len(train)} blocks of {length} tokens, fewer than a batch of {batch}: give more "
-                "text, or fewer --tokens a step"
+                "text, or fewer --tokens per step"
             )
         return TrainingData(self.tokenizer, train, self.packed(Documents(self.files[:1], share, held_out=True), length))
 

@@ -12,7 +12,7 @@ and so are two formulas of t without a schedule:
 
     Hybrid(p_u)           1 - exp(-alpha) = t/(1+c),   exp(-alpha-beta) = (1-t)/(1+c)   GIDD's and SCDD's marginals
 
-A clock pair also knows two integrals on which the bound's analytic terms rest: how much shuffling a token meets
+A clock pair also has two integrals, on which the analytic terms of the bound rest: how much shuffling a token meets
 while it is still unmasked, and how much masking it meets while it has never been redrawn.
 """
 
@@ -310,7 +310,7 @@ def _grid() -> Tensor:
 
 
 def first_negative(rate: Callable[[Tensor], Tensor]) -> float | None:
-    """The first t in (0, 1] at which rate(t) < 0, or is no number: found on a grid, pinned down by bisection."""
+    """The first t in (0, 1] at which rate(t) < 0, or is not a number: found on a grid, refined by bisection."""
     grid = _grid()
     values = rate(grid)
     negative = ~(values >= -1e-12 * (1 + values.abs().nan_to_num(0.0)))

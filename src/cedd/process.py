@@ -85,7 +85,7 @@ def uniform_tokens(
 
 
 _MAX_EXPONENT = 700.0
-"""exp of more is no float64; what has it in the denominator is then as good as 0."""
+"""exp of a larger number overflows float64; a fraction with it in the denominator is set to 0."""
 
 
 @dataclass(frozen=True)
@@ -434,10 +434,10 @@ class TokenProcess:
 
     def check_tokens(self, x0: Tensor) -> None:
         """Refuse what is not clean data: ids outside 0..V-1."""
-        _check_ids(x0, self.vocab_size, "token ids", " (the mask is no data)")
+        _check_ids(x0, self.vocab_size, "token ids", " (the mask is not data)")
 
     def check_states(self, x_t: Tensor) -> None:
-        """Refuse what is no state: ids outside 0..n-1."""
+        """Refuse what is not a state: ids outside 0..n-1."""
         _check_ids(x_t, self.num_states, "noisy tokens", "" if self.has_mask else " (this process has no mask)")
 
     # The end at t = 1

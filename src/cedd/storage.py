@@ -354,7 +354,7 @@ def read_json(path: Path) -> JSONObject:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ValueError(f"{path} is damaged: it is not JSON ({why})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged: it holds no JSON object")
+        raise ValueError(f"{path} is damaged: it does not contain a JSON object")
     return value
 
 

@@ -233,7 +233,7 @@ def test_other_bad_input_is_refused(tmp_path: Path) -> None:
         CharTokenizer.from_texts([""])
     with pytest.raises(ValueError, match=r"has no vocab\.json"):
         GPT2Tokenizer.from_folder(tmp_path)
-    with pytest.raises(ValueError, match="holds no tokenizer"):
+    with pytest.raises(ValueError, match="has no tokenizer"):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="folder not found"):
         load_tokenizer(tmp_path / "nowhere")

@@ -409,7 +409,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "experts": ("sdar", {"model_type": "sdar_moe"}, "sdar_moe is a mixture of experts"),
     "LLaDA2": ("sdar", {"model_type": "llada2_moe"}, "llada2_moe is a mixture of experts"),
-    "rows": ("llama", {"vocab_size": 24}, r"model.embed_tokens.weight is \[23, 24\], but config.json asks for 24 rows"),
+    "rows": ("llama", {"vocab_size": 24}, r"model.embed_tokens.weight is \[23, 24\], but config.json requires 24 rows"),
     "depth": ("llama", {"num_hidden_layers": 3}, "lacks model.layers.2.input_layernorm.weight; num_hidden_layers is 3"),
     "absurd depth": ("llama", {"num_hidden_layers": 10**9}, "lacks model.layers.2"),
     "less depth": ("llama", {"num_hidden_layers": 1}, "tensors that have no place, first model.layers.1"),
@@ -418,7 +418,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "width": (
         "llama",
         {"intermediate_size": 21},
-        r"mlp.gate_proj.weight is \[20, 24\], but config.json asks for \[21, 24",
+        r"mlp.gate_proj.weight is \[20, 24\], but config.json requires \[21, 24",
     ),
     "a text": ("llama", {"hidden_size": "wide"}, "gives no whole number as hidden_size \\(got 'wide'"),
     "a head": ("llama", {"tie_word_embeddings": False}, r"lacks lm_head.weight; tie_word_embeddings is false$"),

@@ -202,7 +202,7 @@ def test_a_likelihood_does_not_depend_on_the_other_sequences():
     [
         (torch.zeros(L, dtype=torch.int64), r"sequences \[B, L\]"),
         (torch.zeros(1, L), "token ids are integers"),
-        (torch.full((1, L), V), "the mask is no data"),
+        (torch.full((1, L), V), "the mask is not data"),
     ],
 )
 def test_a_likelihood_is_of_token_ids(data: torch.Tensor, message: str):

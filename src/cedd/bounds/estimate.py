@@ -197,7 +197,7 @@ def mean_interval(values: Tensor) -> Interval:
 
 
 def exp_or_inf(x: float) -> float:
-    """e^x; infinity where that is no float64, and NaN stays NaN."""
+    """e^x; infinity where that overflows float64, and NaN stays NaN."""
     return math.inf if x >= 700 else math.exp(x)
 
 

@@ -9,8 +9,8 @@ A text matches if all of it does (`re.fullmatch`), so ^ and $ may stand at the e
     quantifiers       * + ? {n} {n,} {,m} {n,m}; lazy ones match the same texts
     flags             (?i) for ASCII letters, (?s), (?a); at the beginning, or for a group
 
-Look-around, back-references, word boundaries, conditions, atomic groups and possessive quantifiers are no properties of
-a finite automaton's transitions alone, or are not worth their size, and are refused by name.
+Look-around, back-references, word boundaries, conditions, atomic groups and possessive quantifiers cannot be
+expressed by the transitions of a finite automaton, or are not worth their size, and are refused by name.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
     if root is not None:
         if file_name is None:
             raise ValueError(f"{entry.name} is not read from {root}: no file of its {split!r} split is known")
-        raise ValueError(f"{entry.name} ({split}) is not under {root}: there is no eval/{file_name} in it")
+        raise ValueError(f"{entry.name} ({split}) is not under {root} (no eval/{file_name})")
     return EvaluationCorpus(entry, entry.hub(split=split))
 
 

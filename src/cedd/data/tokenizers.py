@@ -1018,7 +1018,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         if header is None and (folder / "vocab.txt").is_file():
             return BERTTokenizer.from_folder(folder)
         if header is None and not (folder / BPE_FILE).is_file():
-            raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
+            raise ValueError(f"{folder} has no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
         definition = (header or {}).get("definition")
         if header is not None and header.get("kind") == JSONTokenizer.kind:
             definition = {"content": read_json(folder / BPE_FILE), **header["settings"]}

@@ -1,17 +1,17 @@
-"""Step rules: the law of one step back from t to s, as data. The loop is written once and asks the rule only.
+"""Step rules: the law of one step back from t to s, as data. The loop is written once for all rules.
 
 Shapes: [*S] any common shape of positions, V vocabulary, n states.
 
-A rule says the same thing twice. For a network that gives probabilities f (Denoiser, Bayes), a `Leap`: four numbers a
-position, of which only `stay` needs the network, and of it only f at the token that is there:
+A rule has two forms. For a network that gives probabilities f (Denoiser, Bayes), a `Leap`: four numbers per position.
+Only `stay` needs the network, and of its outputs only f at the current token:
 
     p(stays) = stay,    p(is masked again) = remask,    p(becomes y != x) proportional to max(floor + slope f_y, 0).
 
-For a network that gives ratios (Score), the whole law over the n states; and, if the rule knows it, how likely a
-position stays by the sum of its ratios alone, so that the law is asked only where something may happen.
+For a network that gives ratios (Score), the whole law over the n states; and, if the rule provides it, the probability
+that a position stays as a function of the sum of its ratios, so that the law is computed only where a jump is possible.
 
-A rule is always drawn from its law. The loop decides who may jump before it asks the network, if the rule declares that
-this can be known (`jump_first`); otherwise it asks for every position.
+A rule is always drawn from its law. If it declares `jump_first`, the loop decides which positions may jump before it
+calls the network; otherwise it evaluates every position.
 """
 
 from __future__ import annotations

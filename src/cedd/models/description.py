@@ -22,7 +22,7 @@ def read_description(path: str | Path) -> JSONObject:
     """config.json of a model folder, with one-line errors."""
     file = Path(path) / CONFIG_FILE
     if not file.is_file():
-        raise ValueError(f"there is no run at {path}: it has no {CONFIG_FILE}")
+        raise ValueError(f"no run at {path}: it has no {CONFIG_FILE}")
     config = read_json(file)
     if config.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe a model of format {FORMAT}")

@@ -261,10 +261,12 @@ def family_of(config: Description) -> Family:
     known = ", ".join(family.name for family in (*FAMILIES, *LLAMA_FAMILIES))
     if code := config.values.get("auto_map"):
         name = sorted(str(place) for place in code.values())[0] if isinstance(code, Mapping) else code
-        raise ValueError(f"{config.source}: its network is remote code ({name}), which is never run; known are {known}")
+        raise ValueError(
+            f"{config.source}: its network is remote code ({name}), which is never run; cedd imports {known}"
+        )
     kind = config.values.get("model_type")
-    what = "has no model_type" if kind is None else f"describes a model of type {kind!r}"
-    raise ValueError(f"{config.source} {what} and is of no family that is imported: {known}")
+    what = "model_type is missing" if kind is None else f"unsupported model_type {kind!r}"
+    raise ValueError(f"{config.source}: {what}; cedd imports {known}")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class Checkpoint:
         if name not in self.names:
             raise ValueError(f"{self.source} lacks {name}")
         if self.shape(name) != list(shape):
-            raise ValueError(f"{self.source}: {name} is {self.shape(name)}, but config.json asks for {list(shape)}")
+            raise ValueError(f"{self.source}: {name} is {self.shape(name)}, but config.json requires {list(shape)}")
         self.unread.discard(name)
         stored = self.file.get_tensor(self.names[name])
         if stored.dtype not in _FLOATS:
@@ -317,7 +319,7 @@ class Checkpoint:
             setting, wanted = config.find(*SIZES[size])
             if self.shape(name)[-1:] != [wanted]:
                 raise ValueError(
-                    f"{self.source}: {name} is {self.shape(name)}, but config.json asks for {wanted} columns, "
+                    f"{self.source}: {name} is {self.shape(name)}, but config.json requires {wanted} columns, "
                     f"its {setting}"
                 )
         turns, name = network.width // network.heads // 2, "rotary_emb.inv_freq"
@@ -462,7 +464,7 @@ def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None,
         wanted = process.num_states
         if rows != wanted and rows != -(-wanted // family.rows_in) * family.rows_in:
             raise ValueError(
-                f"{weights_file}: {_EMBEDDING} has {rows} rows, but {config_file} ({family.counted}) asks for {wanted}"
+                f"{weights_file}: {_EMBEDDING} has {rows} rows, but {config_file} ({family.counted}) requires {wanted}"
             )
         chosen = _tokenizer(tokenizer, family, vocab_size)
         network = TransformerConfig(

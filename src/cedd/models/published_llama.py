@@ -445,7 +445,7 @@ class LlamaFamily:
         shape = files.shapes[name]
         stated = config.whole("embedding_size", "vocab_size", default=shape[0]) if not self.gpt2 else shape[0]
         if len(shape) != 2 or shape[0] != stated:
-            raise ValueError(f"{files.source}: {name} is {list(shape)}, but config.json asks for {stated} rows")
+            raise ValueError(f"{files.source}: {name} is {list(shape)}, but config.json requires {stated} rows")
         return names, shape[0]
 
     def _checked_parts(

@@ -55,7 +55,7 @@ class TensorFiles(ABC):
             raise ValueError(f"{self.source} lacks {name}{why}" + ("" if near is None else f"; did you mean {near!r}?"))
         if self.shapes[name] != tuple(shape):
             raise ValueError(
-                f"{self.source}: {name} is {list(self.shapes[name])}, but config.json asks for {list(shape)}"
+                f"{self.source}: {name} is {list(self.shapes[name])}, but config.json requires {list(shape)}"
             )
 
     def take(self, name: str, out: Tensor) -> None:
@@ -177,7 +177,7 @@ def _header(path: Path) -> dict[str, _Stored]:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"{path} is not a complete safetensors file: its header is damaged") from error
     if not found:
-        raise ValueError(f"{path} holds no tensors")
+        raise ValueError(f"{path} contains no tensors")
     for name, one in found.items():
         if name.endswith(UNUSED):
             continue

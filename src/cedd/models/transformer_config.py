@@ -48,7 +48,7 @@ class NetworkOptions:
     """The input of the time conditioning: sigma; none, which is 0 at every noise level; or hybrid-time:P_U, the time t
     at which the hybrid process with this p_u has that sigma (as in GIDD's networks)."""
     largest_score: float | None = None
-    """Normalize queries and keys so that no attention score exceeds this; By default they are not normalized."""
+    """Normalize queries and keys so that no attention score exceeds this; by default they are not normalized."""
 
     @property
     def time_conditioned(self) -> bool:

@@ -57,7 +57,7 @@ def _negative_entropy(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ConfidenceDecoding(RevealSampler):
-    """Draw a token for every mask, and keep those of which the network is most confident.
+    """Draw a token for every mask, and keep those about which the network is most confident.
 
     Args:
         name: what the table and error messages call it.

@@ -3,10 +3,10 @@
 Shapes: N tokens of the text.
 
 Letters of the text are replaced (`corrupt_letters`: a share of them, by other letters of the same case, at positions
-that the model does not know) and corrected. A letter is replaced if own / (own + best) is below a *level*, which is
+unknown to the model) and corrected. A letter is replaced if p_keep / (p_keep + p_best) is below a *level*, which is
 lowered until no more correct letters are broken than allowed. This is done with a single pass for each of several
 times, then with all passes at the time that fixes the most. The limit of surprise lies between the surprise of the
-corrected text and that of a model that knows only letter frequencies.
+corrected text and that of a unigram model of letters.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def calibrate(
 
 
 def level_options(t: float, rate: float, level: float) -> JSONObject:
-    """Options by which a letter is replaced if own / (own + best) < level at this rate.
+    """Options by which a letter is replaced if p_keep / (p_keep + p_best) < level at this rate.
 
     Up to 1/2 the level is the threshold. Above, it is the argmax at a higher rate, whose odds are level / (1 - level)
     times those of this one.
@@ -130,7 +130,7 @@ def _boldest(falling: Iterable[Attempt], broken: float) -> Attempt:
 
 def _limit(exercise: CalibrationText, now: Ids, options: CorrectionOptions) -> float:
     """One third of the way from the 99% quantile of the corrected text's surprise to the entropy of its letters, which
-    is the surprise of a model that knows only letter frequencies (2.8 nats in English)."""
+    is the surprise of a unigram model (2.8 nats in English)."""
     loaded, letters = exercise.loaded, exercise.letters
     assert options.t is not None
     scores = score_tokens(loaded, now, token_groups(loaded.tokenizer, "letters"), options.t, options.rate)

@@ -1,4 +1,4 @@
-"""Scores of each token of a text: its probability, and that of its likeliest replacement.
+"""Scores of each token of a text: its probability, and that of its most probable replacement.
 
 Shapes: W windows, L positions, V vocabulary, N tokens of the text, R rows.
 
@@ -54,7 +54,7 @@ class TokenScores:
 
     @property
     def trust(self) -> Floats:
-        """own / (own + best): the token's probability relative to its likeliest replacement."""
+        """p_keep / (p_keep + p_best): the token's probability relative to its most probable replacement."""
         return self.own / np.maximum(self.own + self.confidence, _TINY)
 
     @property

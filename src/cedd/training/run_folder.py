@@ -41,7 +41,7 @@ def refuse_other_run(config: TrainConfig) -> None:
         raise ValueError(f"{out} is a file; choose another --out")
     if not path.is_file():
         if config.resume == "must":
-            raise ValueError(f"there is no run to resume in {out}; check --out, or use --resume auto")
+            raise ValueError(f"no run to resume in {out}; check --out, or use --resume auto")
         if (out / WEIGHTS_FILE).exists():
             raise ValueError(f"{out} holds a model that was not trained here; choose another --out")
         if out.is_dir() and (others := [entry.name for entry in out.iterdir() if not is_temporary(entry)]):

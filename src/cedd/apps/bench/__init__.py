@@ -1,1 +1,1 @@
-"""Timing training steps and sampling, beside a textbook implementation of each."""
+"""Timing training steps and sampling, with a textbook implementation of each."""

@@ -1,4 +1,4 @@
-"""The engine `words`: a text is corrected with the lexicon beside a model, and with the model itself."""
+"""The engine `words`: a text is corrected with the lexicon of a model, and with the model itself."""
 
 from __future__ import annotations
 

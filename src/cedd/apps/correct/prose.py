@@ -3,7 +3,7 @@
 `mask` replaces everything else by spaces, character by character, so that positions stay the same. What remains is
 corrected as plain text. The syntax of a file follows from its suffix (`syntax_of`); plain text has None.
 
-The patterns recognize the usual forms of each syntax. They are no parsers: where a file is ambiguous, text is masked.
+The patterns recognize the usual forms of each syntax. They are not parsers: where a file is ambiguous, text is masked.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def mask_ignored(masked: str, original: str) -> str:
 
 
 def identifiers(text: str, masked: str) -> frozenset[str]:
-    """Words of the code of a text, by its mask and in its inline code: names, which are no misspellings elsewhere."""
+    """Words of the code of a text, by its mask and in its inline code: names, which are not misspellings elsewhere."""
     hidden = "".join(a if a != b else " " for a, b in zip(text, masked, strict=True))
     code = " ".join([hidden, *(masked[start:stop] for start, stop in code_spans(masked))])
     return frozenset(word.lower() for word in re.findall(r"(?<![^\W\d])[A-Za-z]{3,24}(?![^\W\d])", code))

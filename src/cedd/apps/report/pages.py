@@ -247,7 +247,7 @@ def _infilling(report: RunReport) -> str:
 
 
 def _filled(given: Sequence[str], text: str) -> str:
-    """The text with what stands between the given parts marked."""
+    """The text, with what lies between the given parts marked."""
     pattern = "(.*?)".join(re.escape(part) for part in given)
     found = re.fullmatch(pattern, text, re.DOTALL)
     if found is None:
@@ -418,7 +418,7 @@ def write_page(page: str, path: Path) -> None:
 
 
 def write_report(report: RunReport, path: Path) -> None:
-    """The page, and beside a report.html its figures: beside another name, the .json of that name may be the user's."""
+    """The page and, next to a report.html, its figures. Next to another name, a .json may be the user's."""
     write_page(run_page(report), path)
     if path.name == PAGE_FILE:
         write_json(path.with_name(RECORD_FILE), report.record())
