@@ -94,10 +94,10 @@ class Neighbours:
     def costs(self) -> RoughCosts:
         return RoughCosts.of(self.lexicon.channel)
 
-    def log_channel(self, written: str, meant: str) -> float:
-        """log p(written | meant); pairs of the training lists have at least
+    def log_channel(self, written: str, meant: str, least: float = -math.inf) -> float:
+        """log p(written | meant), or about `least` where it is less; pairs of the training lists have at least
         REMEMBERED."""
-        value = self.lexicon.channel.log_probability(written, meant)
+        value = self.lexicon.channel.log_probability(written, meant, least)
         return max(value, REMEMBERED) if meant in self.lexicon.memory.get(written, ()) else value
 
     def _near(self, written: str) -> tuple[Integers, Floats]:
