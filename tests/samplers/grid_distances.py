@@ -1,4 +1,4 @@
-"""How far samples of a perfect network are from the data, by time grid: the table of docs/concepts/samplers.md.
+"""How far samples of a perfect network are from the data, by time grid; docs/concepts/samplers.md cites them.
 
 python -m tests.samplers.grid_distances
 """
