@@ -1,14 +1,19 @@
-"""Steer sentiment with a small classifier: particles weighted by its log-odds, so that texts follow p(x) exp(r(x))."""
+"""Steer sentiment with a small classifier: particles weighted by its log-odds r, so that texts follow p(x) exp(s r(x)).
+
+Prints the mean log-odds for each strength s with its standard error, and the texts.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from math import log
+from statistics import mean, stdev
 
 import cedd
 
-GOOD = "a good day, happy and bright. a kind and lovely friend. we love this beautiful place. great joy and peace."
-BAD = "a bad day, sad and dark. a cruel and ugly enemy. we hate this terrible place. great fear and pain."
+GOOD = "good great happy bright kind lovely beautiful fine warm glad pleasant gentle love joy peace cheerful friendly"
+BAD = "bad sad dark cruel ugly cold awful terrible angry dreadful poor wicked hate fear pain gloomy miserable"
+TEXT = "It was a ____{2} day, and the people were ____{2}."
 
 
 class NaiveBayes:
@@ -26,13 +31,9 @@ class NaiveBayes:
         return log((self.good[word] + 1) / (self.bad[word] + 1))
 
 
-def steered(model: cedd.LanguageModel, strength: float, seed: int, length: int = 12) -> list[str]:
-    """Texts steered towards the good (or, with a negative strength, the bad)."""
-    reward, how = NaiveBayes(GOOD, BAD), {"prompt": "It was a", "length": length, "count": 6}
-    return [one.text for one in model.particles(reward=reward, strength=strength, seed=seed, **how)]
-
-
 if __name__ == "__main__":
-    model = cedd.load("english")
-    for strength in (-4.0, 0.0, 4.0):
-        print(strength, *steered(model, strength, seed=1), sep="\n    ")
+    model, reward = cedd.load("english"), NaiveBayes(GOOD, BAD)
+    for strength in (-3.0, 0.0, 3.0):
+        texts = model.infill(TEXT, n=4, reward=reward, strength=strength, particles=12, seed=1)
+        scores = reward(texts)
+        print(f"{strength:+.0f}: {mean(scores):+.2f} ± {stdev(scores) / 2:.2f}", *texts, sep="\n    ")

@@ -79,8 +79,9 @@ def test_rhyme(model: cedd.LanguageModel, example) -> None:
 def test_steer_sentiment(model: cedd.LanguageModel, example) -> None:
     module = example("steer_sentiment")
     reward = module.NaiveBayes(module.GOOD, module.BAD)
-    assert reward(["a lovely day", "an awful day", "a sad day"]) == pytest.approx([0.6931, 0, -0.6931], abs=1e-3)
-    assert module.steered(model, 1.0, seed=0)[0].startswith("It was a")
+    assert reward(["a lovely day", "a long day", "a sad day"]) == pytest.approx([0.6931, 0, -0.6931], abs=1e-3)
+    text = model.infill(module.TEXT, reward=reward, strength=3.0, particles=2, seed=0)
+    assert re.fullmatch(r"It was a .{2,} day, and the people were .{2,}\.", text)
 
 
 @pytest.mark.slow
