@@ -234,6 +234,39 @@ def test_classification_is_bayes_rule(models):
     assert turned.log_likelihoods == dict(sorted(zip("ab", values, strict=True), key=lambda pair: -pair[1]))
 
 
+def test_intervals_of_probabilities_contain_those_of_many_draws(models):
+    model, labels = models["char"], ["abcde", "edcba", "bbbbb"]
+    exact = model.classify("the", ["a", "b"])
+    assert exact.intervals == {label: (p, p) for label, p in exact.probabilities.items()}
+    certain = model.classify("the", labels, draws=600)
+    inside = []
+    for seed in range(12):
+        found = model.classify("the", labels, draws=3, seed=seed)
+        assert not any(one.exact for one in found.log_likelihoods.values())
+        for label, (low, high) in found.intervals.items():
+            assert 0 <= low < found.probabilities[label] < high <= 1
+            inside.append(low < certain.probabilities[label] < high)
+        for label, value in found.log_likelihoods.items():
+            low, high = value.ci95
+            inside.append(low < certain.log_likelihoods[label] < high)
+    assert sum(inside) > 0.88 * len(inside)
+
+
+def test_the_calls_of_answers_are_joined(models, monkeypatch):
+    model, calls, features = models["char"], [], type(models["char"].model).features
+    together = model.log_likelihood("the ", ["abcde", "edcba", "bbbbb"], seed=3)
+
+    def counted(self, x_t, *args, **options):
+        calls.append(len(x_t))
+        return features(self, x_t, *args, **options)
+
+    monkeypatch.setattr(type(model.model), "features", counted)
+    alone = [model.log_likelihood("the ", [one], seed=3)[0] for one in ("abcde", "edcba", "bbbbb")]
+    separate = len(calls)
+    assert model.log_likelihood("the ", ["abcde", "edcba", "bbbbb"], seed=3) == together == pytest.approx(alone)
+    assert len(calls) - separate < 0.6 * separate
+
+
 def test_ranking(models):
     model = models["char"]
     found = model.rank(["the", "cat", "abcde"])

@@ -17,6 +17,7 @@ statistic, which takes the skewness out (P. Hall, On the removal of skewness by 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -220,6 +221,15 @@ def _untransformed(value: float, a: float) -> float:
     if abs(a) < 1e-6:
         return value
     return 3 / a * (math.cbrt(1 + a * (value - a / 6)) - 1)
+
+
+def combined_freedom(errors: Sequence[tuple[float, int]]) -> int:
+    """Degrees of freedom of the error of a sum of independent estimates, from the error and the degrees of freedom of
+    each. By Welch and Satterthwaite it is (Σ v_i)² / Σ v_i² / freedom_i with v_i = error_i²."""
+    least, variances = min((freedom for _, freedom in errors), default=0), [error**2 for error, _ in errors]
+    if least < 1 or not sum(variances) > 0:
+        return least
+    return int(sum(variances) ** 2 / sum(v**2 / freedom for v, (_, freedom) in zip(variances, errors, strict=True)))
 
 
 @cache

@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -33,9 +35,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cedd.block_layout import BlockNetwork, GivenPast
+from cedd.bounds.estimate import combined_freedom, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact_likelihood import MOST_POSITIONS, context_count, exact_likelihood
 from cedd.data.text import Ids, before_first, encode_verbatim
+from cedd.evaluation.joined_calls import JoinedCalls
 from cedd.evaluation.protocols import Masks, Protocol, estimate, get_protocol
 from cedd.models.backbone import Backbone
 from cedd.models.loaded_model import LoadedModel
@@ -58,6 +62,7 @@ class LogLikelihood:
         tokens: number of tokens.
         evaluations: noisy versions evaluated by the network.
         exact: whether it is the likelihood itself.
+        freedom: degrees of freedom of `stderr`; 0 if it cannot be estimated.
     """
 
     value: float
@@ -66,6 +71,15 @@ class LogLikelihood:
     tokens: int
     evaluations: int
     exact: bool = False
+    freedom: int = 0
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """The 95% interval of the value, by Student's t: a point if it is exact, NaN if there is none."""
+        if self.exact:
+            return self.value, self.value
+        half = student_quantile(self.freedom) * self.stderr if self.freedom else math.nan
+        return self.value - half, self.value + half
 
 
 class WithContext:
@@ -151,10 +165,15 @@ class TextLikelihoods:
         return tokens <= MOST_POSITIONS and context_count(self.loaded.model, tokens) <= 2 * self.draws
 
     def answers(self, context: str, answers: Sequence[str], question: int = 0) -> list[LogLikelihood]:
-        """Score each answer to a question: all exactly if all are short, otherwise all with the same times and
-        noise."""
+        """Score each answer to a question: all exactly if all are short, otherwise all with the same times and noise.
+        Their network calls are joined into batches."""
         exact = all(self.is_short(context, answer) for answer in answers)
-        return [self.answer(context, answer, question, exact=exact) for answer in answers]
+        if len(answers) < 2:
+            return [self.answer(context, answer, question, exact=exact) for answer in answers]
+        joined = JoinedCalls(self.loaded.model)
+        together = copy(self)
+        together.loaded = LoadedModel(replace(self.loaded.folder, model=joined), self.loaded.device)
+        return joined.run([partial(together.answer, context, answer, question, exact=exact) for answer in answers])
 
     def answer(self, context: str, answer: str, question: int = 0, *, exact: bool | None = None) -> LogLikelihood:
         """Score an answer after its context. Spaces at the end of the context are tokenized with the answer, as in the
@@ -214,6 +233,7 @@ class TextLikelihoods:
             sum(part.tokens for part in parts),
             sum(part.evaluations for part in parts),
             all(part.exact for part in parts),
+            combined_freedom([(part.stderr, part.freedom) for part in parts if not part.exact]),
         )
 
     def _pieces(self, context: Ids, answer: Ids) -> Iterator[tuple[Ids, Ids]]:
@@ -278,7 +298,12 @@ class TextLikelihoods:
         greedy = self.kind == "conditional" and self._is_greedy(model, piece)
         count = len(piece)
         return LogLikelihood(
-            -found.nats_per_token * count, found.monte_carlo_stderr * count, greedy, count, found.evaluations
+            -found.nats_per_token * count,
+            found.monte_carlo_stderr * count,
+            greedy,
+            count,
+            found.evaluations,
+            freedom=found.monte_carlo_freedom,
         )
 
     def _of_block(self, context: Tensor, piece: Tensor, generator: torch.Generator, exact: bool) -> LogLikelihood:
@@ -294,7 +319,7 @@ class TextLikelihoods:
         how |= {"draws": self.draws, "generator": generator, "fixed_set": True, "nested": True, "batch": self.draws}
         found = estimate_bound(model, loaded.process, piece[None], **how)
         value, error = -found.nats_per_token * count, found.monte_carlo_stderr * count
-        return LogLikelihood(value, error, greedy, count, found.evaluations)
+        return LogLikelihood(value, error, greedy, count, found.evaluations, freedom=found.monte_carlo_freedom)
 
     def _by_protocol(
         self, protocol: Protocol, context: Tensor, piece: Tensor, generator: torch.Generator
@@ -330,7 +355,8 @@ class TextLikelihoods:
             found = estimate(batches, answer, process.vocab_size, nats)
         greedy = self._is_greedy(self._after(context, scored), piece)
         error = 0.0 if protocol.exact else found.stderr
-        return LogLikelihood(-found.nats, error, greedy, scored, found.evaluations, False)
+        freedom = 0 if math.isnan(error) else found.freedom
+        return LogLikelihood(-found.nats, error, greedy, scored, found.evaluations, freedom=freedom)
 
     def _after(self, context: Tensor, length: int) -> Backbone | WithContext:
         """The network after a clean context, for this number of tokens."""

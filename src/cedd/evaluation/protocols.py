@@ -151,6 +151,8 @@ class Estimate:
     nats: float
     stderr: float
     evaluations: int
+    freedom: int
+    """Degrees of freedom of `stderr`."""
 
 
 def estimate(batches: Iterator[Masks], answer: Tensor, mask_id: int, nats: Nats) -> Estimate:
@@ -170,4 +172,4 @@ def estimate(batches: Iterator[Masks], answer: Tensor, mask_id: int, nats: Nats)
         evaluations += len(x_t)
     values = torch.tensor(means, dtype=torch.float64) if len(means) > 1 else each
     spread = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
-    return Estimate(sum(means) / len(means), spread, evaluations)
+    return Estimate(sum(means) / len(means), spread, evaluations, len(values) - 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cedd.bounds.estimate import Interval
 from cedd.data.text import check_text
 from cedd.evaluation.likelihood import LogLikelihood, TextLikelihoods
 
@@ -19,18 +20,20 @@ class LogProbability(float):
     stderr: float
     """Monte Carlo standard error; 0 if the value is exact."""
     exact: bool
-    """Whether the value is exact; otherwise it is a lower bound."""
+    """Whether the value is exact; otherwise it is an estimate of a lower bound."""
+    ci95: tuple[float, float]
+    """The 95% interval of the estimate, from its Monte Carlo error; a point if the value is exact."""
     tokens: int
 
-    def __new__(cls, value: float, stderr: float, exact: bool, tokens: int) -> LogProbability:
+    def __new__(cls, value: float, stderr: float, exact: bool, tokens: int, ci95: Interval) -> LogProbability:
         made = super().__new__(cls, value)
-        made.stderr, made.exact, made.tokens = stderr, exact, tokens
+        made.stderr, made.exact, made.tokens, made.ci95 = stderr, exact, tokens, ci95
         return made
 
     @classmethod
     def of(cls, found: LogLikelihood) -> LogProbability:
         """The log-likelihood of an answer."""
-        return cls(found.value, found.stderr, found.exact, found.tokens)
+        return cls(found.value, found.stderr, found.exact, found.tokens, found.ci95)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Classification:
     """The most probable label."""
     probabilities: dict[str, float]
     """The probability of each label given that it is one of them, the most probable first."""
+    intervals: dict[str, tuple[float, float]]
+    """The 95% interval of each probability; a point if it is exact. It treats the errors of the labels as independent;
+    they share their noise, so it is wider than necessary."""
     log_likelihoods: dict[str, LogProbability]
     """log p(label and the text after it | the text before it), for each label."""
 
@@ -72,7 +78,25 @@ def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], tem
     best = max(found)
     total = math.fsum(math.exp(one - best) for one in found)
     shares = {label: math.exp(one - best) / total for label, one in by_label.items()}
-    return Classification(next(iter(shares)), shares, by_label)
+    intervals = {label: _interval(label, by_label, shares) for label in shares}
+    return Classification(next(iter(shares)), shares, intervals, by_label)
+
+
+def _interval(label: str, found: Mapping[str, LogProbability], shares: Mapping[str, float]) -> Interval:
+    """The interval of the share p of a label: log p / (1 - p) is the label's log-likelihood minus the log of a sum over
+    the others, whose half-widths add up as errors do."""
+    share = shares[label]
+    if all(one.exact for one in found.values()):
+        return share, share
+    others = math.fsum(one for name, one in shares.items() if name != label)
+    weights = {name: 1.0 if name == label else one / others if others > 0 else 0.0 for name, one in shares.items()}
+    half = math.hypot(*((one.ci95[1] - one) * weights[name] for name, one in found.items()))
+    return _moved(share, others, -half), _moved(share, others, half)
+
+
+def _moved(share: float, others: float, by: float) -> float:
+    """A share, with this added to log share / others."""
+    return share / (share + others * math.exp(min(-by, 700.0)))
 
 
 def rank(likelihoods: TextLikelihoods, texts: Sequence[str], *, per_token: bool) -> list[RankedText]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from cedd.bounds.estimate import BoundEstimate, exp_or_inf, student_quantile
+from cedd.bounds.estimate import BoundEstimate, combined_freedom, exp_or_inf, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact_likelihood import MOST_POSITIONS, context_count, exact_likelihood
 from cedd.bounds.importance import ORDERS
@@ -92,17 +92,11 @@ class Perplexity(float):
 
 
 def weighted_mean(estimates: Sequence[BoundEstimate], shares: Sequence[float]) -> tuple[float, float, int]:
-    """The mean of independent estimates, its Monte Carlo error, and the degrees of freedom of this error.
-
-    error² = Σ v_i, v_i = (share_i error_i)²; by Welch and Satterthwaite (Σ v_i)² / Σ v_i² / freedom_i degrees.
-    """
+    """The mean of independent estimates, its Monte Carlo error, and the degrees of freedom of this error."""
     nats = sum(share * estimate.nats_per_token for share, estimate in zip(shares, estimates, strict=True))
-    freedoms = [estimate.monte_carlo_freedom for estimate in estimates]
-    variances = [(share * one.monte_carlo_stderr) ** 2 for share, one in zip(shares, estimates, strict=True)]
-    total = sum(variances)
-    if min(freedoms) < 1 or not total > 0:
-        return nats, math.sqrt(total), min(freedoms)
-    return nats, math.sqrt(total), int(total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True)))
+    errors = [share * one.monte_carlo_stderr for share, one in zip(shares, estimates, strict=True)]
+    freedom = combined_freedom(list(zip(errors, [one.monte_carlo_freedom for one in estimates], strict=True)))
+    return nats, math.hypot(*errors), freedom
 
 
 class LanguageModel(LoadedModel):
@@ -445,9 +439,9 @@ class LanguageModel(LoadedModel):
         """log p(answer | prompt) of each answer in nats, for ranking.
 
         The values are exact for autoregressive models, and for models that only mask if all answers are short: all
-        orders in which an answer can be written are summed. Otherwise they are lower bounds with Monte Carlo errors,
-        from the same noise for all answers. On processes that replace tokens they are lower bounds on
-        log p(prompt, answer), which rank the answers too.
+        orders in which an answer can be written are summed. Otherwise they are Monte Carlo estimates of lower bounds,
+        each with a standard error and a 95% interval, from the same noise for all answers. On processes that replace
+        tokens they are lower bounds on log p(prompt, answer), which rank the answers too.
 
         Args:
             prompt: the text before the answer; may be empty.
@@ -478,7 +472,8 @@ class LanguageModel(LoadedModel):
         """Classify a text: the probability of each label, given that one of them is right.
 
         p(label | text) is proportional to p(label and the text after it | the text before it) from `log_likelihood`,
-        which is exact for all labels or a bound for all labels.
+        which is exact for all labels or a bound for all labels. Of bounds, `Classification.intervals` has the 95%
+        interval of each probability.
 
         Args:
             text: the text to classify.
