@@ -83,9 +83,9 @@ def test_rows_become_documents(root: Path, name: str, monkeypatch: pytest.Monkey
 
 
 def test_the_protocol_is_named_hashed_and_complete(root: Path) -> None:
-    data = load_evaluation_set("lm1b", ByteTokenizer(), 8, root=root, remainder="keep")
+    data = load_evaluation_set("lm1b", ByteTokenizer(), 8, root=root)
     text = "Hello, world.\nBye ."
-    assert bytes([*data.packed[:].reshape(-1), *data.packed.remainder]).decode() == text
+    assert bytes(data.packed[:].reshape(-1).tolist()).decode() == text[:16]
     protocol = data.protocol
     assert protocol["documents"] == 2
     assert (protocol["tokens"], protocol["blocks"], protocol["remainder_tokens"]) == (19, 2, 3)
@@ -93,14 +93,13 @@ def test_the_protocol_is_named_hashed_and_complete(root: Path) -> None:
     assert protocol["split"] == "test"
     assert protocol["source"] == "lm1b.heldout-00000-of-00050.txt"
     assert json.loads(json.dumps(protocol)) == protocol
-    again = load_evaluation_set("1bw", ByteTokenizer(), 8, root=root, remainder="keep").protocol
+    again = load_evaluation_set("1bw", ByteTokenizer(), 8, root=root).protocol
     assert again == protocol
-    for change in ({"length": 4}, {"remainder": "drop"}, {"name": "ptb"}, {"tokenizer": CharTokenizer(text)}):
+    for change in ({"length": 4}, {"name": "ptb"}, {"tokenizer": CharTokenizer(text)}):
         options: dict[str, Any] = {
             "name": "lm1b",
             "tokenizer": ByteTokenizer(),
             "length": 8,
-            "remainder": "keep",
         } | change
         assert load_evaluation_set(**options, root=root).protocol["protocol_sha256"] != protocol["protocol_sha256"]
 

@@ -20,7 +20,7 @@ from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import choose_sequences, compare, load_data, measure, requested_bounds
 from cedd.models.folder import load_folder
 from cedd.models.locate import pretrained_names
-from cedd.samplers import default_steps, order_nats
+from cedd.samplers import SamplingOptions, default_steps, order_nats
 from tests.tasks.models import ALPHABET, save_random
 
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
@@ -165,8 +165,8 @@ def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[st
     folder, found = load_folder(runs["absorb"]), run["bounds"]["margin-order"]
     data, _ = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 3, folder.tokenizer)
     taken = int(steps[1]) if steps else min(default_steps(folder.length), folder.length)
-    options = {"method": "cedd", "order": "margin", "steps": taken, "exclude": never_written(folder.tokenizer)}
-    nats = order_nats(folder.model, folder.process, data, **options) / folder.length
+    options = SamplingOptions(sampler="margin", steps=taken, exclude=never_written(folder.tokenizer))
+    nats = order_nats(folder.model, folder.process, data, method="cedd", options=options) / folder.length
     assert found["nats_per_token"] == pytest.approx(float(nats.mean()), rel=1e-12)
     assert found["ci95"] == pytest.approx(mean_interval(nats))
     assert (found["monte_carlo_stderr"], found["evaluations"]) == (0.0, 3 * taken)

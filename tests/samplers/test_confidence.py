@@ -1,17 +1,19 @@
 """Confidence orders: the law of the sampler, and its exact likelihood, by enumeration."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import cedd
-from cedd.samplers import CONFIDENCE_ORDERS, ConfidenceOrder, Fixed, order_nats, sample
+from cedd.samplers import CONFIDENCE_ORDERS, ConfidenceOrder, Fixed, SamplingOptions, order_nats, sample
 from cedd.samplers.confidence import spread_out
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
 
 V, L = 3, 3
+PROBABILITY = SamplingOptions(sampler="probability")
 BOUNDED = ConfidenceOrder("entropy", CONFIDENCE_ORDERS["entropy"].confidence, entropy_bound=0.8)
 
 
@@ -74,7 +76,7 @@ def test_the_likelihood_and_the_samples_are_the_enumerated_law(order: Confidence
     law = enumerated(model, process, order.name, steps, order.entropy_bound)
     assert law.sum() == pytest.approx(1.0)
     everything = torch.tensor(list(itertools.product(range(V), repeat=L)))
-    nats = order_nats(model, process, everything, method="cedd", order=order, steps=steps)
+    nats = order_nats(model, process, everything, method="cedd", options=SamplingOptions(sampler=order, steps=steps))
     np.testing.assert_allclose(nats.exp().reciprocal().numpy(), law, rtol=1e-9)
     drawn = sample(model, process, (6000, L), method="cedd", sampler=order, steps=steps, seeds=range(6000))
     counts = np.bincount((drawn * torch.tensor([9, 3, 1])).sum(-1).numpy(), minlength=27)
@@ -88,14 +90,14 @@ def test_the_likelihood_is_that_of_excluded_tokens_and_a_top_p():
     law = enumerated(model, process, "probability", L, None, top_p=0.7, excluded=1)
     assert 0 < (law == 0).mean() < 1
     everything = torch.tensor(list(itertools.product(range(V), repeat=L)))
-    options = {"method": "cedd", "steps": L, "top_p": 0.7, "exclude": [1]}
-    nats = order_nats(model, process, everything, order="probability", **options)
+    options = SamplingOptions(sampler="probability", steps=L, top_p=0.7, exclude=[1])
+    nats = order_nats(model, process, everything, method="cedd", options=options)
     np.testing.assert_allclose(nats.exp().reciprocal().numpy(), law, rtol=1e-9)
-    drawn = sample(model, process, (6000, L), sampler="probability", seeds=range(6000), **options)
+    drawn = sample(model, process, (6000, L), method="cedd", options=replace(options, seeds=range(6000)))
     counts = np.bincount((drawn * torch.tensor([9, 3, 1])).sum(-1).numpy(), minlength=27)
     assert p_value(counts, law) > ERROR_RATE
     with pytest.raises(ValueError, match="leave one to draw"):
-        order_nats(model, process, everything, method="cedd", exclude=range(V))
+        order_nats(model, process, everything, method="cedd", options=replace(options, exclude=range(V)))
 
 
 def test_as_many_calls_as_steps_and_what_is_fixed_stays():
@@ -125,7 +127,7 @@ def test_the_most_confident_is_first_however_tokens_are_drawn(options):
     assert most_confident != 0  # the first of equals
     assert (states[1] != V).nonzero()[:, 1].tolist() == [most_confident]
     assert int(x[0, most_confident]) == int(beliefs[0, most_confident].argmax())
-    nats = order_nats(model, process, x, method="cedd", order="probability", **options)
+    nats = order_nats(model, process, x, method="cedd", options=SamplingOptions(sampler="probability", **options))
     torch.testing.assert_close(nats, torch.zeros(1, dtype=torch.float64))
 
 
@@ -158,6 +160,7 @@ def test_spread_out_positions_are_all_positions(length):
 
 
 def test_what_has_no_order_is_refused():
+    zeros = torch.zeros(1, L, dtype=torch.int64)
     for process, method, message in (
         (cedd.uniform(V), "bayes", "has none"),
         (cedd.roulette(V), "bayes", "never change once revealed"),
@@ -166,12 +169,12 @@ def test_what_has_no_order_is_refused():
         with pytest.raises(ValueError, match=message):
             sample(Table(process, L), process, (2, L), method=method, sampler="margin")
         with pytest.raises(ValueError, match=message):
-            order_nats(Table(process, L), process, torch.zeros(1, L, dtype=torch.int64), method=method)
-    process, zeros = cedd.absorb(V), torch.zeros(1, L, dtype=torch.int64)
+            order_nats(Table(process, L), process, zeros, method=method, options=PROBABILITY)
+    process = cedd.absorb(V)
     with pytest.raises(ValueError, match="the order of its text"):
-        order_nats(Table(process, L), process, zeros, method="ar")
+        order_nats(Table(process, L), process, zeros, method="ar", options=PROBABILITY)
     with pytest.raises(ValueError, match="unknown order 'best'"):
-        order_nats(Table(process, L), process, zeros, method="cedd", order="best")
+        order_nats(Table(process, L), process, zeros, method="cedd", options=SamplingOptions(sampler="best"))
 
 
 class Rounded(torch.nn.Module):
@@ -191,10 +194,11 @@ def test_a_likelihood_does_not_depend_on_the_other_sequences():
     """The sampler reads modules on a CPU one text at a time, and so must what says how likely its texts are."""
     process, model = cedd.absorb(V), Rounded()
     everything = torch.tensor(list(itertools.product(range(V), repeat=L)))
-    together = order_nats(model, process, everything, method="cedd")
-    alone = torch.cat([order_nats(model, process, x[None], method="cedd") for x in everything])
+    together = order_nats(model, process, everything, method="cedd", options=PROBABILITY)
+    alone = torch.cat([order_nats(model, process, x[None], method="cedd", options=PROBABILITY) for x in everything])
     assert torch.equal(together, alone)
-    assert not torch.allclose(together, order_nats(model, process, everything, method="cedd", deterministic=False))
+    faster = replace(PROBABILITY, deterministic=False)
+    assert not torch.allclose(together, order_nats(model, process, everything, method="cedd", options=faster))
 
 
 @pytest.mark.parametrize(
@@ -208,4 +212,4 @@ def test_a_likelihood_does_not_depend_on_the_other_sequences():
 def test_a_likelihood_is_of_token_ids(data: torch.Tensor, message: str):
     process = cedd.absorb(V)
     with pytest.raises(ValueError, match=message):
-        order_nats(Table(process, L), process, data, method="cedd")
+        order_nats(Table(process, L), process, data, method="cedd", options=PROBABILITY)

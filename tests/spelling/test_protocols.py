@@ -11,6 +11,7 @@ from torch import nn
 import cedd
 from cedd.network import Capabilities
 from cedd.spelling.paper_protocol import restore
+from cedd.spelling.protocols import PaperOptions
 from cedd.spelling.shares import Share
 from cedd.spelling.user_protocol import CorrectionResult, outcomes, save_plot
 from tests.networks import random_network
@@ -94,7 +95,7 @@ def test_restoring_is_the_argmax_of_the_dense_posterior(name, method):
     t = 0.4
     process = cedd.roulette(V, p_m=0.5) if name == "roulette" else getattr(cedd, name)(V)
     model = random_network(process, LENGTH, seed=3)
-    measured = restore(model, process, cedd.get_method(method), BLOCKS, t=t, seed=5, batch=64)
+    measured = restore(model, process, cedd.get_method(method), BLOCKS, PaperOptions(t=t, batch=64), seed=5)
     x_t = process.noise(t).sample(BLOCKS, torch.Generator().manual_seed(5))
     outputs = model(x_t, process.sigma(torch.full((len(x_t),), t)))
     touched = x_t != BLOCKS
@@ -131,12 +132,12 @@ def test_the_head_runs_on_corrupted_positions_only_and_no_batch_matters():
     torch.manual_seed(0)
     process, method = cedd.roulette(V, p_m=0.5), cedd.get_method("bayes")
     model = Halves(V + 1)
-    first = restore(model, process, method, BLOCKS, t=0.3, batch=64)
+    first = restore(model, process, method, BLOCKS, PaperOptions(t=0.3, batch=64))
     assert model.rows_seen == first.all.total < BLOCKS.numel() / 2
-    second = restore(lambda x, sigma: model.head(model.table(x)), process, method, BLOCKS, t=0.3, batch=7)
+    second = restore(lambda x, sigma: model.head(model.table(x)), process, method, BLOCKS, PaperOptions(t=0.3, batch=7))
     assert torch.equal(first.all.hits, second.all.hits)
     assert 0 < first.all.value < 1
-    other = restore(model, process, method, BLOCKS, t=0.3, seed=1)
+    other = restore(model, process, method, BLOCKS, PaperOptions(t=0.3), seed=1)
     assert not torch.equal(first.all.totals, other.all.totals)
 
 
@@ -148,7 +149,7 @@ def test_a_network_that_knows_restores_all():
         votes = torch.nn.functional.one_hot(x, V + 1)[..., :V].sum(1, keepdim=True)
         return votes.double().expand(-1, 16, -1)
 
-    share = restore(model, cedd.roulette(V, p_m=0.5), cedd.get_method("cedd"), blocks, t=0.1).all
+    share = restore(model, cedd.roulette(V, p_m=0.5), cedd.get_method("cedd"), blocks, PaperOptions(t=0.1)).all
     assert share.value == 1.0
     assert share.total > 100
     assert share.ci95[0] > 0.95
@@ -162,7 +163,7 @@ def test_what_cannot_be_restored_is_refused():
     with pytest.raises(ValueError, match="shorter than one block"):
         restore(model, process, method, BLOCKS[:0])
     with pytest.raises(ValueError, match="must lie in"):
-        restore(model, process, method, BLOCKS, t=0.0)
+        restore(model, process, method, BLOCKS, PaperOptions(t=0.0))
 
 
 # ----------------------------------------------------------------------------------------------------------------

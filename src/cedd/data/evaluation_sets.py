@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -229,15 +229,13 @@ def load_evaluation_set(
     *,
     split: str = "test",
     root: str | Path | None = None,
-    remainder: Literal["drop", "keep"] = "drop",
     cache: str | Path | None = None,
     workers: int = 1,
 ) -> EvaluationData:
     """An evaluation set as blocks of `length` tokens, in the order of its text."""
     corpus = open_evaluation_set(name, split, root)
-    policy = replace(corpus.entry.packing, remainder=remainder)
-    packed = pack(corpus, tokenizer, length, policy=policy, cache=cache, workers=workers)
     entry = corpus.entry
+    packed = pack(corpus, tokenizer, length, policy=entry.packing, cache=cache, workers=workers)
     protocol = {
         "set": entry.name,
         "title": entry.title,

@@ -922,19 +922,17 @@ class JSONTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
-    def encode_chat(self, messages: Sequence[JSONMapping], *, answer: bool = True) -> NDArray[np.int64]:
-        """Token ids of messages, {"role": ..., "content": ...} each, by the chat template.
-
-        answer: end with the template's beginning of the assistant's answer.
-        """
-        text = self.chat_text(messages, answer=answer)
+    def encode_chat(self, messages: Sequence[JSONMapping]) -> NDArray[np.int64]:
+        """Token ids of messages, {"role": ..., "content": ...} each, by the chat template. They end with the beginning
+        of the assistant's answer."""
+        text = self.chat_text(messages)
         self._tokenizer.encode_special_tokens = False
         try:
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
         finally:
             self._tokenizer.encode_special_tokens = True
 
-    def chat_text(self, messages: Sequence[JSONMapping], *, answer: bool = True) -> str:
+    def chat_text(self, messages: Sequence[JSONMapping]) -> str:
         """The messages as text, by the chat template."""
         if self.chat_template is None:
             raise ValueError(f"the tokenizer {self.name} has no chat template; give the prompt as text")
@@ -950,7 +948,7 @@ class JSONTokenizer(Tokenizer):
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         try:
             template = environment.from_string(self.chat_template)
-            return template.render(messages=list(messages), add_generation_prompt=answer, **self.variables)
+            return template.render(messages=list(messages), add_generation_prompt=True, **self.variables)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {error}") from None
 

@@ -61,7 +61,6 @@ def load_data(
     *,
     split: str = "test",
     root: str | Path | None = None,
-    cache: str | Path | None = None,
     workers: int = 1,
     wrap: bool = False,
     labels: tuple[str, Sequence[str]] | None = None,
@@ -74,22 +73,22 @@ def load_data(
         length: L.
         split: of an evaluation set.
         root: folder of the evaluation sets' files.
-        cache: folder of packed data.
         workers: processes for tokenization.
         wrap: put each block between the tokens that begin and end a document, with two tokens of text fewer.
         labels: the field of the .jsonl with the label of each document, and all labels. Documents are joined by label.
     """
     if wrap:
-        ends, how = ends_of_blocks(tokenizer, length), {"split": split, "root": root, "cache": cache}
-        return load_data(spec, tokenizer, length - 2, workers=workers, labels=labels, **how).wrapped(*ends)
+        ends = ends_of_blocks(tokenizer, length)
+        inner = load_data(spec, tokenizer, length - 2, split=split, root=root, workers=workers, labels=labels)
+        return inner.wrapped(*ends)
     if names_evaluation_set(spec):
         if labels is not None:
             raise ValueError(f"--labels needs a .jsonl file (got the evaluation set {spec})")
-        return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
+        return load_evaluation_set(spec, tokenizer, length, split=split, root=root, workers=workers)
     corpus = open_corpus(spec)
     if labels is not None:
         corpus = LabelledCorpus(corpus, *labels)
-    packed = pack(corpus, tokenizer, length, cache=cache, workers=workers)
+    packed = pack(corpus, tokenizer, length, workers=workers)
     described = {"set": corpus.name, "split": None, "source": corpus.name, "detokenizer": "none"}
     return evaluation_data(packed, described)
 
@@ -281,22 +280,10 @@ def add_order_likelihood(
     """
     folder, length, parts = found.folder, data.shape[1], list[Tensor]()
     used = options.with_defaults(length, folder.config.get("sampling", {}))
+    used = replace(used, exclude=never_written(folder.tokenizer))
     assert used.steps is not None
-    assert used.temperature is not None
-    assert used.top_p is not None
-    assert isinstance(used.sampler, str)
     for rows in data.split(batch):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        nats = order_nats(
-            folder.model,
-            folder.process,
-            rows,
-            method=folder.method,
-            order=used.sampler,
-            steps=used.steps,
-            temperature=used.temperature,
-            top_p=used.top_p,
-            exclude=never_written(folder.tokenizer),
-        )
+        nats = order_nats(folder.model, folder.process, rows, method=folder.method, options=used)
         parts.append(nats.cpu() / length)
         progress(len(parts) * batch, len(data))
     estimate = exact_estimate(f"{used.sampler}-order", torch.cat(parts), min(used.steps, length), length, fixed_set)

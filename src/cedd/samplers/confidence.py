@@ -20,7 +20,7 @@ likelihood of this sampler, not of the diffusion process, whose bound may be lar
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -35,7 +35,7 @@ from cedd.parameterization import at_token
 from cedd.process import TokenProcess
 from cedd.samplers.choice import Sharpening, check_excluded
 from cedd.samplers.first_hitting import RevealSampler, check_reveals
-from cedd.samplers.options import check_steps
+from cedd.samplers.options import SamplingOptions, check_steps
 from cedd.samplers.random_numbers import Use
 from cedd.samplers.sampler import SamplingRun
 
@@ -164,37 +164,33 @@ def order_nats(
     data: Tensor,
     *,
     method: str | Method,
-    order: str | ConfidenceOrder = "probability",
-    steps: int | None = None,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    exclude: Sequence[int] = (),
-    deterministic: bool | None = None,
+    options: SamplingOptions,
 ) -> Tensor:
     """-log p(x) in nats of each sequence of data [B, L], [B] float64: the exact likelihood of the sampler that begins
-    with masks only and reveals them in this order, with the same options. Infinite if it never draws the sequence.
+    with masks only and reveals them in the order `options.sampler`. Infinite if it never draws the sequence.
+
+    Which of equally confident masks is first is decided by rounding. A sequence's likelihood is therefore that of the
+    sampler, and does not depend on the other sequences, only if both are deterministic.
 
     Args:
         model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
         process: absorb.
         data: token ids.
         method: what the network's outputs mean.
-        order: a name of `CONFIDENCE_ORDERS`, or one of your own.
-        steps: in how many steps all are revealed; by default one per token.
-        temperature: the sampler's.
-        top_p: the sampler's; what it cuts off has probability 0.
-        exclude: the sampler's; these tokens have probability 0, and the others share theirs.
-        deterministic: the sampler's. Which of equally confident masks is first is decided by rounding: so a sequence's
-            likelihood is that of the sampler, and does not depend on the others, only if both read it alone.
+        options: the sampler, a name of `CONFIDENCE_ORDERS` or a `ConfidenceOrder`, its steps (by default one per
+            token), temperature, top_p, excluded tokens, and whether it is deterministic.
     """
-    how = check_order(order, get_method(method), process, steps)
+    how, steps = options.sampler, options.steps
+    assert isinstance(how, str | ConfidenceOrder)
+    how = check_order(how, get_method(method), process, steps)
     if data.dim() != 2:
         raise ValueError(f"data must be sequences [B, L] (got {list(data.shape)})")
     process.check_tokens(data)
-    network = Network.of(model, process.vocab_size, None, None, len(data)).reading(deterministic)
+    network = Network.of(model, process.vocab_size, None, None, len(data)).reading(options.deterministic)
     x0 = data.to(network.device)
     x, nats = torch.full_like(x0, process.vocab_size), torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
-    sharpening = Sharpening(temperature, top_p, check_excluded(exclude, process.vocab_size))
+    temperature, top_p = (1.0 if value is None else value for value in (options.temperature, options.top_p))
+    sharpening = Sharpening(temperature, top_p, check_excluded(options.exclude, process.vocab_size))
 
     def beliefs(outputs: Tensor, rows: Tensor) -> Tensor:
         del rows

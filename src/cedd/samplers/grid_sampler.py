@@ -377,9 +377,11 @@ def _dense_step(run: GridRun, k: int, x: Tensor, levels: Tensor, sigma: Tensor, 
         return x
     v = numbers.flatten()[rows]
 
+    is_last = float(run.grid[k + 1]) == 0  # t = 0, where no mask may remain
+
     def drawn(outputs: Tensor, part: slice) -> Tensor:
         here, u = flat[rows[part]], v[part]
-        moving = _moving(rule, run, k, outputs, here, noise, earlier, u)
+        moving = None if is_last else _moving(rule, run, outputs, here, noise, earlier, u)
         if moving is None or 2 * len(moving) > len(here):
             return _draw_dense(rule, run, outputs.double(), here, noise, earlier, u)
         if not len(moving):
@@ -392,18 +394,17 @@ def _dense_step(run: GridRun, k: int, x: Tensor, levels: Tensor, sigma: Tensor, 
 
 
 def _moving(
-    rule: StepRule, run: GridRun, k: int, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
+    rule: StepRule, run: GridRun, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
 ) -> Tensor | None:
     """The positions x [R] with ratios [R, V] that may change for numbers v, found without their distributions; None if
     unknown.
 
-    All distributions are computed if a current token is excluded, at t = 0, where no mask may remain, and for few
-    outputs, where it is as fast.
+    All distributions are computed if a current token is excluded, and for few outputs, where it is as fast.
     """
     meaning = shifted_outputs(run.parameterization)
     if rule.stay is None or meaning is None or run.sharpening.excluded:
         return None
-    if float(run.grid[k + 1]) == 0 or outputs.numel() < FEW_OUTPUTS:
+    if outputs.numel() < FEW_OUTPUTS:
         return None
     now, next_ = noise.like(x), earlier.like(x)
     # The margin on the sum of ratios ensures that rounding does not hide a position that changes.

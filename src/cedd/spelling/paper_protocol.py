@@ -57,8 +57,7 @@ class PaperProtocol(PaperOptions):
 
     def measure(self, loaded: LoadedModel, book: Book, seed: int, progress: Progress | None = None) -> Restoration:
         """Corrupt the book's blocks and restore them."""
-        how = {"t": self.t, "seed": seed, "batch": self.batch}
-        return restore(loaded.model, loaded.process, loaded.method, book.blocks, **how, progress=progress)
+        return restore(loaded.model, loaded.process, loaded.method, book.blocks, self, seed=seed, progress=progress)
 
 
 @torch.no_grad()
@@ -67,10 +66,9 @@ def restore(
     process: TokenProcess,
     method: Method,
     blocks: Tensor,
+    options: PaperOptions | None = None,
     *,
-    t: float = 0.05,
     seed: int = 0,
-    batch: int = 256,
     progress: Progress | None = None,
 ) -> Restoration:
     """The paper's protocol on blocks [N, L] of clean tokens.
@@ -78,6 +76,8 @@ def restore(
     Noise is drawn on the host, so that a seed gives the same mistakes on every device and with any batch size. On CUDA
     the network runs in bfloat16, and its head in float32 at the corrupted positions only, a chunk [r, V] at a time.
     """
+    options = options or PaperOptions()
+    t, batch = options.t, options.batch
     method.require_scores()
     if blocks.dim() != 2 or not blocks.numel():
         raise ValueError("the text is shorter than one block of the model's length")
