@@ -1,4 +1,4 @@
-"""A check that a step rule is what it declares to be, for the tests of your own rules.
+"""Checks that a step rule has the properties that it declares, for tests of your own rules.
 
 Shapes: P probabilities, R rows, V vocabulary, n states.
 """
@@ -28,17 +28,18 @@ def check_rule(
     steps: int = 8,
     seed: int = 0,
 ) -> None:
-    """Raise a ValueError if a rule is no law, or not what it declares; meant for the tests of a rule of your own.
+    """Raise a ValueError if a rule is not a probability distribution, or lacks a property that it declares.
 
-    On a grid of times: that its law is one, and that of its leap; `jump_first` at 201 probabilities of the token that
-    is there; `only_reverses` where the process cannot have jumped. What fails between these is not found.
+    At the steps of a time grid it checks that the law sums to one and equals that of its leap; `jump_first` at 201
+    probabilities of the current token; and `only_reverses` where the process cannot have jumped. Violations between
+    these points are not found.
 
     Args:
         rule: the rule.
         process: a process with a small vocabulary.
         method: what a network's outputs mean.
-        steps: steps from t = 1 to 0.01 at which it is looked at.
-        seed: of the outputs at which laws are compared.
+        steps: number of steps from t = 1 to 0.01 that are checked.
+        seed: seed of the outputs for which laws are compared.
     """
     parameterization = get_method(method).parameterization
     times = [1.0 - 0.99 * k / steps for k in range(steps + 1)]
@@ -59,7 +60,7 @@ class _Step:
         self._where = f"the rule {rule.name!r}, from t = {t:g} to {s:g}"
 
     def check_law(self, parameterization: Parameterization, generator: torch.Generator) -> None:
-        """Probabilities that sum to one, alike as law and as leap, and nothing moves that must not."""
+        """Check that probabilities sum to one and agree between law and leap, and that fixed states stay."""
         size = self._process.num_states
         x = torch.arange(size).repeat(4)
         outputs = torch.randn(len(x), self._process.vocab_size, generator=generator, dtype=torch.float64)
@@ -77,7 +78,7 @@ class _Step:
             raise ValueError(f"{self._where}: only_reverses is false: a token moves that the process cannot have moved")
 
     def check_leap(self, parameterization: Affine) -> None:
-        """What `jump_first` declares."""
+        """Check `jump_first`."""
         probs = torch.linspace(0.0, 1.0, _PROBABILITIES, dtype=torch.float64)
 
         def leap(state: int) -> Leap:
@@ -99,7 +100,7 @@ class _Step:
                 raise ValueError(f"{self._where}: jump_first is false: whether a mask stays depends on the network")
             if not _same(mask.remask, torch.zeros_like(mask.remask)):
                 raise ValueError(f"{self._where}: a mask cannot be masked again: `remask` must be 0 there")
-            # The largest f_y is 1/V at least: there is a token to become by it, or by the floor, whatever the others.
+            # The largest f_y is at least 1/V, so its slope or the floor leaves a token to jump to.
             becomes = torch.maximum(mask.floor, mask.floor + mask.slope / self._process.vocab_size)
             if bool(((mask.stay < 1 - _TOLERANCE) & (becomes <= 0)).any()):
                 raise ValueError(

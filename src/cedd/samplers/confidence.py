@@ -4,17 +4,17 @@ likelihood.
 Shapes: B batch, L positions, V vocabulary; R masked positions.
 
 Every step computes the network's outputs at all masks and reveals some of each sequence: the most confident ones, as
-many as it takes to finish in `steps` steps, or all whose entropy is below a bound (and always one). The confidence, by
-f at the position:
+many as it takes to finish in `steps` steps, or all whose entropy is below a bound (and always one). The confidence,
+from f at the position:
 
     probability    max_y f_y                  margin    the largest f_y less the second           entropy    -H(f)
 
 with f as the network gives it, whatever the temperature and top-p by which tokens are drawn.
 
-The time input of the network is the time at which as many masks are expected as the sequence has. Which positions are
-revealed depends on the network's outputs only, so the order is deterministic given the tokens, and the sampler has an
-exact likelihood (DUEL, arXiv 2603.01367): the product of f at the tokens, each where it was revealed. It is the
-likelihood of this sampler, not of the diffusion process, whose bound may be larger or smaller.
+The time input of the network is the time at which the expected number of masks equals that of the sequence. Which
+positions are revealed depends on the network's outputs only, so the order is deterministic given the tokens, and the
+sampler has an exact likelihood (DUEL, arXiv 2603.01367): the product of f at the tokens, each where it was revealed. It
+is the likelihood of this sampler, not of the diffusion process, whose bound may be larger or smaller.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ConfidenceOrder(RevealSampler):
         return min(steps, length)
 
     def chosen(self, log_probs: Tensor, places: Tensor, masked: Tensor, steps_left: int) -> Tensor:
-        """Which of the masks are revealed now, [B, L]; of equally confident ones those that lie apart.
+        """Which masks are revealed in this step, [B, L]. Ties are broken in favour of positions that are far apart.
 
         Args:
             log_probs: log f at the masks, [R, V].
@@ -97,7 +97,7 @@ class ConfidenceOrder(RevealSampler):
         return masked & (rank < quota)
 
     def sample(self, run: SamplingRun) -> Tensor:
-        x = run.start(run.masks)  # it has no times, at the first of which the process would have left some tokens
+        x = run.start(run.masks)  # the process would leave some tokens at t = 1
         run.show(0, 1.0, x)
 
         def drawn(step: int) -> Value:
@@ -119,10 +119,9 @@ class ConfidenceOrder(RevealSampler):
 
 @cache
 def spread_out(length: int) -> Tensor:
-    """All positions, [L], in an order of which every beginning lies apart: by the reversed bits of their numbers.
-
-    For a sequence of masks a network may give the same everywhere, and neighbours drawn in one step do not see each
-    other.
+    """All positions [L] by their bit-reversed indices, so that positions early in the order are far apart. For a
+    sequence of masks, a network may return the same distribution everywhere, and neighbours that are drawn in one step
+    ignore each other.
     """
     bits = max(1, (length - 1).bit_length())
     return torch.tensor(sorted(range(length), key=lambda position: int(f"{position:0{bits}b}"[::-1], 2)))
@@ -145,7 +144,7 @@ Value = Callable[[Tensor, Tensor, Tensor], Tensor]
 def check_order(
     order: str | ConfidenceOrder, method: Method, process: TokenProcess, steps: int | None
 ) -> ConfidenceOrder:
-    """The order meant; refused where a sampler by it has no likelihood."""
+    """The order by this name; raises a ValueError if its sampler has no likelihood."""
     method.check(process)
     if not method.dynamics.noisy:
         raise ValueError(f"{method.name} has the order of its text; its bound is its exact likelihood")
@@ -221,10 +220,10 @@ def _in_order(
     value: Callable[[int], Value],
     reveal: Callable[[Tensor, Tensor, int], None],
 ) -> None:
-    """Until no mask is left: reveal(rows [R], value(step) of them, step) of those whose turn it is.
+    """Until no mask is left, call reveal(rows [R], their values, step) for the masks that are revealed in this step.
 
-    Every mask is judged by beliefs(outputs [M, V] float64, rows [M]), log-probabilities, a chunk of whole sequences at
-    a time; only what is revealed is sharpened and drawn.
+    The confidence of every mask comes from the log-probabilities beliefs(outputs [M, V] float64, rows [M]), one chunk
+    of whole sequences at a time. Only revealed positions are sharpened and drawn.
     """
     least, most = float(-torch.expm1(-process.alpha_just_after_zero)), float(process.kernel(1.0).a)
     step = 0

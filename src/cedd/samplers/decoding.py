@@ -2,8 +2,8 @@
 
 Shapes: B batch, L positions, V vocabulary; R masked positions.
 
-In every step a token is drawn for all masks, and those of which the network is most confident are kept. The rules
-differ in what confidence is, in how many are kept, and in whether the text is written in stretches from left to right:
+In every step a token is drawn for every mask, and the most confident ones are kept. The rules differ in the definition
+of confidence, in how many tokens are kept, and in whether the text is written in stretches from left to right:
 
     llada                 as many in each step; confidence f(token), without temperature; stretches of block_length
     llada-random          the same in random order
@@ -16,8 +16,8 @@ differ in what confidence is, in how many are kept, and in whether the text is w
     sdar-sequential       as many in each step, from left to right
     threshold             all above a threshold (0.9), and the most confident one in any case (Fast-dLLM)
 
-At temperature 0 they keep the same tokens at the same steps as the projects' own code. Each text depends on itself
-alone: where that code shares the number of tokens to keep among the texts of a batch (Dream), here each has its own.
+At temperature 0 they keep the same tokens at the same steps as the projects' own code. The texts of a batch are
+independent. Dream's code shares the number of tokens to keep among the texts of a batch; here each text has its own.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ def _negative_entropy(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ConfidenceDecoding(RevealSampler):
-    """Draw a token for every mask, and keep those about which the network is most confident.
+    """Draws a token for every mask, and keeps the most confident ones.
 
     Args:
         name: what the table and error messages call it.
-        confidence: (log-probabilities [R, V], drawn tokens [R]) -> [R]; random or leftmost: no matter what they are.
+        confidence: a function (log-probabilities [R, V], drawn tokens [R]) -> [R], "random" or "leftmost".
         schedule: how many are kept in a step: even, equally many, the remainder in the first steps; dream, see above;
             dream-origin, each with that probability; none, those above the threshold.
-        sharpened: whether confidence is that of the law after temperature and top-p.
-        threshold: keep all whose confidence is above, if these are more.
-        block_length: tokens of a stretch; the next one is begun when one is done. None: the whole text is one.
+        sharpened: whether confidence is computed after temperature and top-p.
+        threshold: keep all tokens with a higher confidence, if these are more than the schedule's.
+        block_length: tokens per stretch; stretches are written one after the other. None: the whole text is one
+            stretch.
         place_temperature: draw which are kept, with probability ∝ exp(confidence / this), without replacement (Dream's
             alg_temp); 0: the most confident ones.
-        unsure: tokens that are never a reason to be confident (LLaDA's confidence_eos_eot_inf).
+        unsure: tokens whose confidence is always the lowest (LLaDA's confidence_eos_eot_inf).
     """
 
     name: str
@@ -96,7 +97,7 @@ class ConfidenceDecoding(RevealSampler):
         return length if self.schedule == "none" else steps
 
     def with_options(self, run: SamplingRun) -> ConfidenceDecoding:
-        """With the threshold, the stretches and the temperature of places that the options ask for."""
+        """The rule with the options' threshold, block length and place temperature."""
         options = run.options
         threshold = self.threshold if options.threshold is None else options.threshold
         places = self.place_temperature if options.place_temperature is None else options.place_temperature
@@ -128,7 +129,7 @@ class _Decoding:
         """Steps of a stretch, [B]."""
         self.calls = int((self.per_stretch * stretches).max())
         self.at_first = masked.new_zeros(len(masked), dtype=torch.int64)
-        """Masks of the present stretch when it was begun, [B]."""
+        """Masks of the current stretch at its start, [B]."""
         # As Dream computes them, in float32: how many tokens are kept is a product rounded down.
         self.times = torch.linspace(1, LAST_TIME, run.steps + 1)
 
@@ -155,7 +156,7 @@ class _Decoding:
         return self.x
 
     def _turn(self, masked: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Which masks compete [B, L], and how many of each text are kept [B]."""
+        """The candidate masks [B, L], and how many tokens of each text are kept [B]."""
         kind = self.sampler.schedule
         if kind == "none":
             present = torch.where(masked, self.stretch, self.run.length).amin(1)
@@ -173,12 +174,12 @@ class _Decoding:
         return candidates, kept.long().to(count.device)
 
     def _matters(self, quota: Tensor) -> Tensor:
-        """Whether something of a text may be kept, [B]."""
+        """Whether any token of a text may be kept, [B]."""
         always = self.sampler.threshold is not None or self.sampler.schedule == "dream-origin"
         return torch.ones_like(quota, dtype=torch.bool) if always else quota > 0
 
     def _draw(self, rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens [R] for masks at flat positions [R], and how confident they are, [R]."""
+        """Tokens [R] for masks at flat positions [R], and their confidence [R]."""
         run, process, sampler = self.run, self.run.process, self.sampler
         sharpening = run.sharpening if run.sharpening.temperature else replace(run.sharpening, temperature=1.0)
         law = sharpening if sampler.sharpened else Sharpening(excluded=run.sharpening.excluded)
@@ -201,7 +202,7 @@ class _Decoding:
 
     @staticmethod
     def _best(keys: Tensor, quota: Tensor) -> Tensor:
-        """The most confident positions of each text, as many as its quota, [B, L]; ties as in the projects' code, which
+        """The `quota` most confident positions of each text, [B, L]. Ties are broken as in the projects' code, which
         calls topk on one text at a time."""
         best = torch.zeros_like(keys, dtype=torch.bool)
         counts = cast(list[int], quota.tolist())  # pyright: ignore[reportUnknownMemberType]

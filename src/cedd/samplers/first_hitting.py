@@ -2,14 +2,14 @@
 
 Shapes: B batch, L positions, V vocabulary.
 
-When a mask is revealed does not depend on the network: from t, it is still there at s < t with probability a_s / a_t,
-a = 1 - alive, independently of all others. So draw every reveal time at once, a_s = u a_t, and go through them in
-order: at each the network is called at that very time, and one position is drawn from f (Zheng et al. 2024, there by
-the times between reveals). The law is that of the continuous reverse process; there are at most L calls. Each sequence
-of a batch is at its own time.
+The time at which a mask is revealed does not depend on the network: a mask at t is still a mask at s < t with
+probability a_s / a_t, a = 1 - alive, independently of all others. So all reveal times are drawn at once, a_s = u a_t,
+and processed in order: the network is called at each of them, and one position is drawn from f (Zheng et al. 2024, who
+draw the times between reveals). Samples follow the continuous reverse process exactly, in at most L calls. Each
+sequence of a batch has its own time.
 
-A schedule with sigma(0) > 0 masks a share a_{0+} at once, which is not undone step by step: masks whose a_s is below
-a_{0+} are still there at 0+, and are drawn together, in one call. The bound pays -log p(x_0 | x_{0+}) for that.
+A schedule with sigma(0) > 0 masks a share a_{0+} at once. Masks with a_s below a_{0+} remain at 0+ and are drawn
+together in one call. The bound pays -log p(x_0 | x_{0+}) for that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cedd.samplers.sampler import Sampler, SamplingRun
 
 
 def check_reveals(name: str, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
-    """Refuse what a sampler that reveals masks in an order of its own cannot be used with."""
+    """Refuse methods and processes for which masks cannot be revealed in an arbitrary order."""
     if not process.has_mask:
         raise ValueError(f"{name} reveals masks, and this process has none; use sampler='analytic'")
     if process.can_shuffle:
@@ -40,7 +40,7 @@ def check_reveals(name: str, method: Method, process: TokenProcess, constraint: 
 
 
 class RevealSampler(Sampler):
-    """A sampler that reveals each mask once, in an order of its own. A base class."""
+    """Base class of samplers that reveal each mask once, in an order of their own."""
 
     draws_jointly: ClassVar[bool] = True
 
@@ -53,7 +53,7 @@ class RevealSampler(Sampler):
 
 
 class FirstHitting(RevealSampler):
-    """The sampler of the module's head."""
+    """The first-hitting sampler; see the top of this file."""
 
     name = "first-hitting"
     unused: ClassVar[tuple[str, ...]] = ("steps", "grid", "corrector")

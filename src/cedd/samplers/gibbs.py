@@ -6,9 +6,10 @@ After an analytic step to s, positions are redrawn from their law given all othe
 
     p(x_i = y | others) = b + keep g_y,      p(x_i = mask | others) = a,
 
-with g the network's belief before it looks at position i: what `bayes` gives. On absorb a network has no belief about a
-token that it sees, so the positions are masked first, whatever the method. With a perfect network x_s keeps its
-distribution if one position is redrawn at a time; several at once do not see each other.
+with g the network's distribution of x_0 at position i given the other positions only, as `bayes` outputs it. On absorb
+the network's output at a visible token is not such a distribution, so the positions are masked first, for every method.
+With a perfect network x_s keeps its distribution if one position is redrawn at a time; positions redrawn together
+ignore each other.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from cedd.samplers.random_numbers import Use
 
 @dataclass(frozen=True)
 class Gibbs(BackwardSampler):
-    """The sampler of the module's head.
+    """The Gibbs corrector; see the top of this file.
 
     Args:
-        share: of the positions that are redrawn at once, at least one.
-        sweeps: how often after each step; each is a network call.
-        start: the latest time after which it is done, where 1 is noise.
-        stop: the earliest.
+        share: share of positions that are redrawn together; at least one position.
+        sweeps: number of corrections after each step, with one network call each.
+        start: the latest time at which the corrector runs; 1 is noise.
+        stop: the earliest time.
     """
 
     share: float = 0.125
@@ -74,7 +75,7 @@ class Gibbs(BackwardSampler):
 
 
 def redrawn(run: GridRun, x: Tensor, noise: Noise, number: int, step: int) -> Tensor:
-    """x [B, L] with this number of positions of each sequence redrawn, at the time of `noise`."""
+    """x [B, L] after redrawing this number of positions per sequence at the time of `noise`."""
     order = run.uniform(Use.PLACE, step).masked_fill(~run.free, 2.0)
     chosen = run.free & (order.argsort(1).argsort(1) < number)
     if not run.process.can_shuffle:
@@ -93,9 +94,9 @@ def redrawn(run: GridRun, x: Tensor, noise: Noise, number: int, step: int) -> Te
 
 
 def redrawing_law(probs: Tensor, noise: Noise, sharpening: Sharpening | None = None) -> Tensor:
-    """The law [R, n] of positions at the time of noise [R], given beliefs g [R, V] about them."""
+    """The law [R, n] of positions at the time of noise [R], from distributions g [R, V] of x_0."""
     law = noise.b[:, None] + noise.keep[:, None] * probs
-    if sharpening is not None and sharpening.excluded:  # the other tokens share what is theirs, and the mask none of it
+    if sharpening is not None and sharpening.excluded:  # the mask keeps its probability
         law = sharpening.without(law, 0.0)
         law = law * (noise.alive[:, None] / law.sum(-1, keepdim=True))
     return torch.cat([law, noise.a[:, None]], 1) if noise.has_mask else law

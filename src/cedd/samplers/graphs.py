@@ -1,4 +1,4 @@
-"""CUDA graphs: what a sampler does at every step, recorded once for each of a few sizes.
+"""CUDA graphs: the operations of a sampler's step, recorded once for each of a few sizes.
 
 Shapes: S sequences, L positions, D width; R rows.
 """
@@ -42,7 +42,7 @@ def _buckets(batch: int) -> list[int]:
 
 
 def _room(size: int, sizes: Iterable[int]) -> int | None:
-    """The least of the sizes that has room."""
+    """The smallest size that is large enough."""
     return next((room for room in sizes if room >= size), None)
 
 
@@ -66,7 +66,7 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class _Recording:
-    """A graph with the tensors it reads and writes."""
+    """A graph with its input and output tensors."""
 
     replay: Callable[[], None]
     inputs: Outputs
@@ -94,7 +94,7 @@ def capture(function: Callable[..., Outputs], inputs: Outputs, pool: Any) -> _Re
 
 
 class Recorder:
-    """Functions of tensors, each recorded once for each size of its inputs; the oldest are forgotten.
+    """Functions of tensors, each recorded once per input size; the oldest recordings are dropped.
 
     Args:
         capture: how to record, as `capture` does.
@@ -108,8 +108,8 @@ class Recorder:
     def __call__(self, function: Callable[..., Outputs], inputs: Sequence[Tensor], rooms: Sequence[int]) -> Outputs:
         """function(*inputs), with inputs [n, ...] padded to [room, ...]; the next call overwrites what it returns.
 
-        The function is known by its hash: equal ones must do the same. What stands in the padding is left over from
-        earlier calls.
+        Functions are identified by their hash: equal ones must do the same. The padding contains values of earlier
+        calls.
         """
         key = (function, tuple(rooms), tuple(value.shape[1:] for value in inputs))
         recording = self._recorded.get(key)
@@ -175,7 +175,7 @@ class GraphedNetwork:
             return self._run(x_t, sigma, where, label)[0]
         inputs, rooms = [x_t, sigma], [size, size]
         where = where if self._takes_places else None
-        # Few sizes of `where`, for each is recorded with each size of the batch; the others have all features.
+        # Few sizes of `where`, because each is recorded for each batch size; otherwise all features are computed.
         rows = None if where is None else _room(len(where), (size * factor for factor in (1, 2, 4, 8, 16)))
         if where is not None and rows is not None and SPARSE * rows <= size * self._length:
             inputs, rooms = [*inputs, where], [*rooms, rows]

@@ -5,9 +5,9 @@
     jumps      the same expected number of jumps in every step
     uniform    equal steps in t
 
-`kept` is the default of time reversal. How fast the network's posterior changes depends on how many tokens are still
-there, whatever the time is called, so it makes the smallest discretization error on most processes. It is the uniform
-grid where keep falls linearly (absorb and uniform with the log-linear schedule).
+`kept` is the default of time reversal. The speed at which the network's posterior changes depends on the share of
+remaining tokens and not on the time scale, so this grid has the smallest discretization error on most processes. It is
+the uniform grid where keep falls linearly (absorb and uniform with the log-linear schedule).
 
 `flow` is the default of flow matching, which redraws every token at the rate d log(a): equal steps in t are too coarse
 near t = 0 for that, and equal steps in log t reveal too many masks at once near t = 1.
@@ -26,8 +26,7 @@ from cedd.samplers.options import check_steps
 from cedd.schedules import check_time
 
 LAST_TIME = 1e-5
-"""Where the steps end at the latest; a final denoising step goes from there to clean data (as in the paper's
-experiments)."""
+"""The last time of the steps; a final denoising step leads from there to clean data (as in the paper's experiments)."""
 
 LAST_NOISE = 1e-4
 """The most noise alpha + beta at the end of the steps, for processes whose noise rises faster than t."""
@@ -87,7 +86,8 @@ def jump_grid(process: TokenProcess, steps: int, start: float, end: float) -> Te
 
 
 def _fine_times(steps: int, start: float, end: float) -> Tensor:
-    """Many more times than steps, rising from end to start, dense near `end` for noise that rises like a root."""
+    """Many more times than steps, ascending from end to start, and dense near `end` for noise that grows like a square
+    root."""
     even = torch.linspace(end, start, _FINE + 2 * steps, dtype=torch.float64)
     first = math.log10(max(end, torch.finfo(torch.float64).tiny))
     near_end = torch.logspace(first, math.log10(start), _FINE // 8, dtype=torch.float64)[1:-1]
@@ -95,8 +95,7 @@ def _fine_times(steps: int, start: float, end: float) -> Tensor:
 
 
 def _even(rising: Tensor, times: Tensor, steps: int) -> Tensor:
-    """The times that cut a function, given at fine times and rising with them, into equal parts: from the last of the
-    fine times down to the first."""
+    """The times that divide an increasing function, given at fine times, into equal parts, in descending order."""
     goals = torch.linspace(1, 0, steps + 1, dtype=torch.float64) * (rising[-1] - rising[0]) + rising[0]
     upper = torch.searchsorted(rising, goals).clamp(1, len(rising) - 1)
     low, high = rising[upper - 1], rising[upper]

@@ -1,10 +1,10 @@
-"""A cache of a network's features, so that a sequence that did not change is not run again.
+"""A cache of a network's features, so that unchanged sequences are not computed again.
 
 Shapes: B sequences, L positions, D width.
 
-A step in which nothing jumped leaves a sequence as it was, and a network without a time input returns the same features
-again. A corrector of text that is being typed runs windows around suspicious words, and most of them have not changed
-since the last pause.
+A step without jumps leaves a sequence unchanged, and a network without a time input then returns the same features. A
+corrector of text that is being typed reads windows around suspicious words, most of which are the same as in its last
+call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_NUMBERS = 2**14
 
 
 class NumberCache(OrderedDict[Hashable, float]):
-    """The latest numbers by key, up to a count."""
+    """The most recent numbers by key, up to a maximum number."""
 
     def __setitem__(self, key: Hashable, number: float) -> None:
         super().__setitem__(key, number)
@@ -33,10 +33,10 @@ class NumberCache(OrderedDict[Hashable, float]):
 
 
 class Memory:
-    """Features of sequences, the latest used, up to a size; and numbers that were found with a network.
+    """The most recently used features of sequences, up to a size in bytes, and numbers computed with a network.
 
     Args:
-        most_bytes: of all features that are kept.
+        most_bytes: the largest size of all cached features.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -60,7 +60,7 @@ class Memory:
         return torch.stack([found[key] for key in keys])
 
     def _keep(self, key: Hashable, row: Tensor) -> None:
-        """Keep a row as the latest, and forget the oldest ones beyond the size."""
+        """Add a row, and drop the oldest rows beyond the size."""
         if key not in self._kept:
             self._kept[key] = row
             self.size += row.nbytes
@@ -71,7 +71,7 @@ class Memory:
 
 
 SAMPLERS_BYTES = 2**30
-"""The cache of a sampler, which returns to each sequence of its batch once per step."""
+"""The cache of a sampler, which calls the network on each sequence of its batch once per step."""
 
 
 class RememberingNetwork:
@@ -89,9 +89,8 @@ class RememberingNetwork:
 
 
 def remembering(model: AnyModel) -> AnyModel:
-    """The same network, which keeps its features if they do not depend on time.
-
-    On a CPU only: a GPU would wait longer for the host to compare the sequences than it takes to run them again.
+    """The network with cached features, if they do not depend on time. On a CPU only: on a GPU, comparing the sequences
+    takes longer than computing them again.
     """
     if has_head(model) and not capabilities_of(model).time_conditioned and model_device(model).type == "cpu":
         return RememberingNetwork(model)

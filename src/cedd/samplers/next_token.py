@@ -2,7 +2,7 @@
 
 Shapes: B batch, L positions, V vocabulary.
 
-Keys and values are kept where the network can (`Capabilities.cache`).
+Keys and values are cached if the network supports it (`Capabilities.cache`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cedd.samplers.sampler import Sampler, SamplingRun
 
 
 class NextToken(Sampler):
-    """x_i ~ p(. | x_<i) for i = 0..L-1; a constraint sees the start symbol where nothing is drawn yet. A text that has
-    ended, with one of the options' `stop` tokens, is not continued."""
+    """x_i ~ p(. | x_<i) for i = 0..L-1; a constraint gets the start symbol at positions that are not drawn yet. A text
+    that has ended, with one of the options' `stop` tokens, is not continued."""
 
     name = "next-token"
     noisy: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class NextToken(Sampler):
         if run.options.x_start is not None:
             raise ValueError(f"{run.method.name} is autoregressive and starts from nothing; give a prompt instead")
         run.dynamics.check_held(held)
-        if run.network.one_by_one and batch > 1:  # the network's cache is of a whole batch
+        if run.network.one_by_one and batch > 1:  # the network's cache is for a whole batch
             return torch.cat([self.sample(run.of_sequences(i, i + 1)) for i in range(batch)])
         start, known = start_symbol(run.process), int(held[0].sum())
         x = run.start(lambda: torch.full(run.shape, start, dtype=torch.int64, device=device))
@@ -89,7 +89,7 @@ def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor
     sigma, first = torch.zeros(batch, device=device), torch.arange(batch, device=device) * length
 
     def anew(inputs: Tensor, i: int) -> Tensor:
-        # The network is causal, so what stands to the right of i cannot matter.
+        # The network is causal, so positions to the right of i have no effect.
         return network.rows(inputs, sigma, Places(first + i)).map(lambda outputs, _: outputs)
 
     return anew

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cedd.samplers.particle_set import ParticleSet
 
     Device = torch.device | str
-else:  # what the command line, which evaluates the annotations, reads in their place
+else:  # placeholders for the command line, which evaluates the annotations
     Corrector = Device = Tensor = ParticleSet = object
 
 Callback = Callable[[int, float, "Tensor"], None]
@@ -32,7 +32,7 @@ Callback = Callable[[int, float, "Tensor"], None]
 
 
 Reward = Callable[[object], object]
-"""Texts -> as many finite numbers."""
+"""Texts -> a finite number per text."""
 
 
 class NamedSampler(Protocol):

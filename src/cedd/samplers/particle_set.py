@@ -23,9 +23,9 @@ class ParticleSet:
     effective_sizes: tuple[float, ...]
     """The effective sample size before each network call and in the end, before resampling."""
     chosen: int
-    """The particle that was drawn by the weights."""
+    """Index of the returned particle, drawn by the weights."""
 
     @property
     def effective_sample_size(self) -> float:
-        """In the end: how many equally weighted particles these are worth."""
+        """The effective sample size at the end."""
         return self.effective_sizes[-1]

@@ -38,19 +38,19 @@ class Use(IntEnum):
     """What a number is drawn for."""
 
     TOKEN = 0
-    """Which token the noise is."""
+    """The token of the noise."""
     MASK = 1
     """Whether the noise is a mask."""
     JUMP = 2
-    """Whether a position jumps, or when it is revealed."""
+    """Whether a position jumps, or the time at which it is revealed."""
     TARGET = 3
-    """Where it jumps to."""
+    """The new token."""
     PLACE = 4
-    """Which positions are redrawn at the same time."""
+    """Which positions a corrector redraws together."""
     REDRAW = 5
-    """As what."""
+    """The tokens of redrawn positions."""
     GUESS = 6
-    """What a mask is drawn as to judge a text that is not finished."""
+    """Tokens in place of masks, to estimate the reward of an unfinished text."""
     RESAMPLE = 7
     """Which particles are resampled."""
     CHOOSE = 8
@@ -63,9 +63,9 @@ def _keys(seeds: Sequence[int]) -> Words:
 
 
 MOST_TEXTS = 1 << 24
-"""Texts that are drawn in one call."""
+"""Largest number of texts per call."""
 MOST_TOKENS = 1 << 30
-"""Tokens that are drawn in one call: the samples alone take 8 GiB."""
+"""Largest number of tokens per call: the samples alone take 8 GiB."""
 
 
 def check_count(n: int) -> None:
@@ -93,7 +93,7 @@ def text_seeds(seed: int, n: int) -> list[int]:
 
 
 def check_seeds(seeds: Sequence[int], n: int) -> Sequence[int]:
-    """The seeds, if they are those of n texts."""
+    """The seeds, after a check that there are n."""
     if len(seeds) != n:
         raise ValueError(f"{n} sequences need a seed each (got {len(seeds)})")
     return seeds
@@ -123,7 +123,8 @@ class RandomNumbers:
     def below(self, limit: float, use: Use, step: int = 0) -> tuple[FlatRows, UniformNumbers]:
         """The flat positions [R] whose numbers lie below a limit in [0, 1], and these numbers [R].
 
-        The comparison is one of words: the upper bits m of a word are a number m / 2^53 < limit if m < limit 2^53.
+        Integers are compared: the number of a word with upper bits m is m / 2^53, which is below the limit if m < limit
+        2^53.
         """
         words, count = mix(self._words + _first(use, step)), math.ceil(limit * 2**_BITS)
         if count < 1:

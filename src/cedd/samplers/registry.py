@@ -1,9 +1,9 @@
-"""The registry of samplers: names, and what they stand for.
+"""The registry of samplers by name.
 
     SAMPLERS["mine"] = MySampler()        # or a StepRule
     cedd.sample(..., sampler="mine")      # cedd sample --sampler mypackage:MySampler imports yours
 
-A name of the form package:NAME is imported: only the user's own words may have one.
+A name of the form package:NAME is imported, so such a name may only come from the user and never from a file.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _is_sampler(value: object) -> bool:
 
 
 def get_sampler(sampler: str | NamedSampler, method: Method) -> Sampler:
-    """The sampler that is meant for a method.
+    """The sampler by this name for a method.
 
-    A name may also be that of a rule of the method's dynamics. Samplers that go from noise to data mean the dynamics'
-    own sampler where there is no noise: autoregressive models are sampled token by token, whatever the sampler.
+    A name may also be that of a rule of the method's dynamics. Dynamics without noise replace samplers that go from
+    noise to data by their own: autoregressive models are always sampled token by token.
     """
     found: object = sampler
     if isinstance(sampler, str):
@@ -78,5 +78,5 @@ def get_sampler(sampler: str | NamedSampler, method: Method) -> Sampler:
 def check_sampler(
     sampler: str | NamedSampler, method: Method, process: TokenProcess, constraint: Constraint | None = None
 ) -> None:
-    """Refuse a sampler that makes no sense with a method and a process, saying what to use instead."""
+    """Raise a ValueError if a sampler does not support a method and a process; the message names an alternative."""
     get_sampler(sampler, method).check(method, process, constraint)

@@ -7,9 +7,8 @@ With psi_i the probability with which token i was drawn, and r_max = min(1, a_s 
 
     r_i = r_max min(1, tokens exp(-psi_i) / sum_j exp(-psi_j)),        the sum over the tokens of the sequence,
 
-so that about `tokens` of a sequence are masked again in a step. Masks are revealed so much the sooner that as many are
-expected to be left as the process has: p(stays) = (a_s - alive_t mean_i r_i) / a_t. Tokens that were given count as
-certain.
+so that about `tokens` of a sequence are masked again in a step. Masks are revealed sooner in turn, so that the expected
+number of masks is that of the process: p(stays) = (a_s - alive_t mean_i r_i) / a_t. Given tokens have psi_i = 1.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from cedd.samplers.random_numbers import Use
 
 @dataclass(frozen=True)
 class RemaskByConfidence(BackwardSampler):
-    """The sampler of the module's head.
+    """The sampler with ReMDM's confidence schedule; see the top of this file.
 
     Args:
-        tokens: how many of a sequence are masked again in a step, at most.
+        tokens: the largest expected number of tokens per sequence that are masked again in a step.
     """
 
     tokens: float = 1.0
@@ -74,7 +73,7 @@ class RemaskByConfidence(BackwardSampler):
 def confidence_chances(
     confidence: Tensor, masked: Tensor, free: Tensor, noise: Noise, earlier: Noise, tokens: float
 ) -> tuple[Tensor, Tensor]:
-    """The probability that a mask stays [B, 1], and that a token is masked again [B, L]; see the module's head."""
+    """The probability that a mask stays [B, 1], and that a token is masked again [B, L]; see the top of this file."""
     possible = (earlier.a / noise.alive).clamp_max(1.0)
     shares = torch.softmax((-confidence).masked_fill(masked | ~free, -torch.inf), 1).nan_to_num(0.0)
     again = possible * (tokens * shares).clamp_max(1.0)

@@ -11,8 +11,8 @@ What a sampler can build on:
 - `run.network.rows(x, sigma, places)`: the network's outputs at chosen positions, one noise level per sequence.
 - `run.reveal(...)` and `run.reveal_with_confidence(...)`: call the network and draw tokens at masks; the second also
   returns the probability of each token.
-- `run.draw_tokens(...)`: tokens from outputs that are there already. Every token that a sampler draws from the
-  network's probabilities passes through it, so that a `JointConstraint` can draw instead (samplers/constraints.py).
+- `run.draw_tokens(...)`: tokens from given outputs. Every token that a sampler draws from the network's probabilities
+  passes through it, so that a `JointConstraint` can draw instead (samplers/constraints.py).
 - `run.uniform(use, step)`: random numbers, which depend on a sequence's seed, the use, the step and the position alone.
 - `run.of_sequences(start, stop)`: the run of some of the sequences.
 
@@ -42,14 +42,14 @@ from cedd.samplers.options import Callback, SamplingOptions
 from cedd.samplers.random_numbers import RandomNumbers, Use
 
 OWN_OPTIONS = ("block_length", "threshold", "place_temperature")
-"""Fields of `SamplingOptions` that only samplers use which say so (`Sampler.own_options`)."""
+"""Fields of `SamplingOptions` that only some samplers use, which declare them in `Sampler.own_options`."""
 STEPS = 256
 """Steps of `cedd.sample` unless given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRun:
-    """B sequences of L tokens that are to be drawn."""
+    """A run that draws B sequences of L tokens."""
 
     network: Network
     process: TokenProcess
@@ -149,10 +149,9 @@ class SamplingRun:
         return torch.full(self.shape, self.process.vocab_size, device=self.device)
 
     def noise(self) -> Tensor:
-        """Noise at t = 1: uniform among the tokens that may be drawn, masked by the whole of the process, [B, L].
-
-        Where a `JointConstraint` draws the tokens they are masks alone: the few tokens that are left of a process with
-        eps > 0 would not be drawn by it.
+        """Noise at t = 1, [B, L]: uniform tokens, except for excluded ones, that are then masked by the process. With a
+        `JointConstraint` there are only masks, because the constraint would not draw the few tokens that a process with
+        eps > 0 leaves.
         """
         if self.joint is not None and not self.process.can_shuffle:
             return self.masks()
@@ -235,10 +234,10 @@ class SamplingRun:
 
 
 class Sampler(ABC):
-    """A way to draw sequences from a model; see the head of this file."""
+    """A method of drawing sequences from a model; see the top of this file."""
 
     name: str
-    """What `SAMPLERS` and error messages call it."""
+    """The name in `SAMPLERS` and in error messages."""
     noisy: ClassVar[bool] = True
     """Whether it goes from noise to data. Autoregressive methods have no noise, and use their own sampler instead."""
     unused: ClassVar[tuple[str, ...]] = ()
@@ -249,7 +248,7 @@ class Sampler(ABC):
     """Whether it draws all tokens by `SamplingRun.draw_tokens`, so that a `JointConstraint` can draw them instead."""
 
     def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
-        """Refuse combinations that make no sense, saying what to use instead."""
+        """Raise a ValueError for unsupported combinations; the message names an alternative."""
         del method, process
         if isinstance(constraint, JointConstraint) and not self.draws_jointly:
             raise ValueError(

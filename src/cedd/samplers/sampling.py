@@ -29,7 +29,7 @@ from cedd.samplers.registry import get_sampler
 from cedd.samplers.sampler import Sampler, SamplingRun
 
 TOKENS_AT_ONCE = 1 << 24
-"""Tokens that are drawn at once, unless a batch is given: the host keeps some 100 bytes for each."""
+"""Tokens per batch by default; the host needs about 100 bytes for each."""
 
 
 @model_first("cedd.sample(model, process, shape, method=...)")
@@ -114,7 +114,7 @@ def sample(
     )
     at_once, draw = options.batch or max(1, TOKENS_AT_ONCE // shape[1]), found.sample
     if chosen.block is not None and not is_one_block(chosen.block, shape[1], model, options.context):
-        # Alone, a text's blocks are read in the same pieces whatever the prompts of the others.
+        # One text at a time, so that its blocks are read in the same pieces whatever the prompts of the other texts.
         at_once, draw = 1 if network.one_by_one else at_once, partial(sample_in_blocks, found)
     with evaluating(model):
         drawn = _in_parts(lambda start, stop: draw(run.of_sequences(start, stop)), shape[0], at_once)
@@ -163,7 +163,8 @@ def _excluded(exclude: Sequence[int], vocab_size: int, constraint: Constraint | 
 
 
 def _seeds(options: SamplingOptions, generator: torch.Generator | None, n: int) -> Sequence[int]:
-    """A seed for each of n sequences: those of the options, or by one number of the generator (or of torch's own)."""
+    """A seed for each of n sequences: those of the options, or made from one number of the generator (by default
+    torch's)."""
     if options.seed is None and options.seeds is None:
         place = generator.device if generator is not None else torch.device("cpu")
         return text_seeds(int(torch.randint(2**62, (1,), generator=generator, device=place)), n)

@@ -1,11 +1,12 @@
-"""Stratified hazard sampling (Jang and Han, arXiv 2601.02799): a token changes when its summed chances cross a
-threshold, not by a coin in each step.
+"""Stratified hazard sampling (Jang and Han, arXiv 2601.02799): a token changes when the sum of its probabilities of
+change crosses a threshold, not by a separate draw in each step.
 
 Shapes: B batch, L positions, V vocabulary; R rows.
 
-With p_k the chance of a change in step k by the rule, and one phase u ~ U(0, 1) per position, the token of a position
-changes in step k if an integer lies in (u + p_1 + ... + p_{k-1}, u + p_1 + ... + p_k]. Where to is drawn as usual. In
-each step the chance is p_k on average over u, but how often a token changes varies as little as it can.
+With p_k the probability of a change in step k by the rule, and one phase u ~ U(0, 1) per position, the token of a
+position changes in step k if an integer lies in (u + p_1 + ... + p_{k-1}, u + p_1 + ... + p_k]. The new token is drawn
+as usual. Averaged over u, the probability in each step is p_k, but the number of changes of a token has the smallest
+possible variance.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from cedd.samplers.random_numbers import Use
 
 @dataclass(frozen=True)
 class Stratified(BackwardSampler):
-    """The sampler of the module's head.
+    """The stratified sampler; see the top of this file.
 
     Args:
-        chances: the rule whose chances are summed; by default analytic.
+        chances: the rule whose probabilities are summed; by default analytic.
     """
 
     chances: StepRule | None = None
@@ -55,7 +56,7 @@ class Stratified(BackwardSampler):
                 now, next_ = noise.like(here), earlier.like(here)
                 leap, probs = leap_of(law, run.affine, run.sharpening, outputs, here, now, next_)
                 after = reached[rows] + (1 - leap.stay)
-                # Few change: only they need to know where to.
+                # Few tokens change: only these need a distribution.
                 few = flat_places(after.floor() > reached[rows].floor())
                 from_ = here[few]
                 weights = jump_weights(leap.at(few), probs[few], from_, noise.like(from_), run.sharpening)
