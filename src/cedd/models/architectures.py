@@ -1,4 +1,4 @@
-"""The registry of architectures: a name in config.json, and the class that it stands for.
+"""The registry of architectures: classes of networks by their name in config.json.
 
 A class is a `Backbone`, or any `nn.Module` that is constructed as `Network(vocab_size=V, has_mask=True, **arguments)`
 and has `forward(x_t [B, L], sigma [B]) -> [B, L, V]`. Code outside this package is imported only for a name that the
@@ -38,7 +38,7 @@ def _is_network(value: object) -> bool:
 
 
 def get_architecture(name: str, given: Architecture | None = None) -> type[nn.Module]:
-    """The class of a name in config.json: the registered one, or the one that the user gives for it.
+    """The class of a name in config.json: the registered one, or the one that the user names.
 
     given: package:Class, which is imported if it is the name, or the class itself.
     """
@@ -72,7 +72,7 @@ def build_network(architecture: str, config: JSONMapping, given: Architecture | 
         else:
             own = {name: value for name, value in config.items() if name not in ("vocab_size", "has_mask")}
             made = ModuleBackbone(kind(**config), config["vocab_size"], config["has_mask"], own)
-    except TypeError as error:  # an argument that it does not take, or lacks
+    except TypeError as error:  # an unexpected or missing argument
         raise ValueError(f"the architecture {architecture} cannot be built: {error}") from error
     made.architecture = architecture
     return made

@@ -5,7 +5,7 @@ Shapes: B batch, L positions, V vocabulary, D width, N selected positions.
     features(x_t [B, L], sigma [B]) -> [B, L, D],        head([N, D]) -> [N, V]
 
 `Backbone` is the base class of the architectures in this package and of your own. A subclass defines `features`, `head`
-and what `config` returns, and declares everything else it can do in `capabilities`. A plain `torch.nn.Module` with
+and `config`, and declares everything else that it supports in `capabilities`. A plain `torch.nn.Module` with
 `forward(x_t, sigma) -> [B, L, V]` needs none of this: `ModuleBackbone` wraps it, with its outputs as features and the
 identity as head.
 """
@@ -47,7 +47,7 @@ class Backbone(nn.Module):
     """
 
     capabilities: Capabilities = Capabilities(features=True)
-    """What the network offers beyond `features` and `head`; a class attribute or a property."""
+    """Optional features of the network beyond `features` and `head`; a class attribute or a property."""
     architecture: str
     """The name in config.json: an entry of `ARCHITECTURES`, or package:Class."""
     vocab_size: int
@@ -131,8 +131,8 @@ class Backbone(nn.Module):
         return ParameterGroups(**found)
 
     def rounded_parameters(self) -> set[str]:
-        """Names of the parameters that autocast rounds at every use and nothing else reads: a bfloat16 copy of them
-        gives the same outputs faster. None by default."""
+        """Names of the parameters that are only used after autocast has rounded them, so that a bfloat16 copy gives the
+        same outputs faster. None by default."""
         return set()
 
     def shard_units(self) -> Sequence[nn.Module]:
@@ -145,8 +145,8 @@ class Backbone(nn.Module):
         return stored_tensors(source)
 
     def merged(self) -> Backbone:
-        """The network as it is given away: without parts that only training needs, such as low-rank updates, which are
-        added to the weights; itself by default."""
+        """The network for export, without parts that only training needs; by default itself. Low-rank updates are added
+        to the weights."""
         return self
 
     def num_parameters(self) -> int:
@@ -179,7 +179,7 @@ class ModuleBackbone(Backbone):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Those that describe outputs (causal, time_conditioned, ...), as the module declares them."""
+        """The module's own declarations that describe its outputs (causal, time_conditioned, ...)."""
         declared = capabilities_of(self.network)
         return replace(declared, features=True, selected_rows=False, head_losses=False, cache=False, attention=False)
 

@@ -13,7 +13,7 @@ def compile_stack(stack: nn.Module, *args: Any, **options: Any) -> None:
     """Compile a module in place as one graph, whose backward pass may recompute what is cheap but wide.
 
     By default the compiler keeps the MLP's activations before and after the GELU, 8 of the 20 [B, L, D] tensors of a
-    block. Its setting for that is global, so it is changed only during the module's calls, in which compilation
+    block. The compiler's setting is global, so it is changed only during the module's calls, in which compilation
     happens.
     """
     # The only float32 products are in the embedding of the noise level. They are small, and TF32 would be imprecise.

@@ -1,4 +1,4 @@
-"""The description of a model folder, config.json, and what must match it. Imports no torch."""
+"""The description of a model folder, config.json, and checks of the files that must match it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from cedd.storage import JSONMapping, JSONObject, json_sha256, read_json, readin
 
 FORMAT = 1
 CONFIG_SHA256 = "config_sha256"
-"""The key of the fingerprints by which weights may be read, in the metadata of their file (or in config.json)."""
+"""The key, in the metadata of a weights file or in config.json, of the fingerprints of descriptions that match the
+weights."""
 FINGERPRINTED = ("format", "method", "process", "architecture", "network", "length", "tokenizer")
 DESCRIPTION_KEYS = (*FINGERPRINTED, "weights", CHECKSUM, CONFIG_SHA256)
 """The keys of config.json that describe the model and its file; all others are kept when the model is saved again."""
@@ -30,7 +31,7 @@ def read_description(path: str | Path) -> JSONObject:
 
 
 def fingerprint(config: JSONMapping) -> str:
-    """The hash of those parts of config.json that change what the weights compute."""
+    """The hash of the parts of config.json that determine what the weights compute."""
     return json_sha256({**{name: config[name] for name in FINGERPRINTED}, "wrap": wrap_of(config)})
 
 
@@ -46,10 +47,9 @@ def own_tokenizer(folder: Path, config: JSONMapping) -> Tokenizer:
 
 
 def stored_form(folder: Path, config: JSONMapping) -> str:
-    """The form in which the weights in a folder are stored; refuses a config.json that is not the one of the weights.
-
-    The metadata of the weights' file lists the fingerprints of the descriptions by which they may be read, unless
-    config.json itself does. Weights that another program wrote have none, and are not checked.
+    """The form in which the weights in a folder are stored; raises a ValueError if config.json does not match the
+    weights. The fingerprints of matching descriptions are in the metadata of the weights file, or in config.json
+    itself. Weights written by other programs have no fingerprints and are not checked.
     """
     weights = folder / WEIGHTS_FILE
     metadata = read_metadata(weights)

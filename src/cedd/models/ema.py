@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 UPDATES = "ema.updates"
-"""The entry of the state that counts the updates; all others are parameters by their own names."""
+"""The entry of the state that counts the updates; all others are named after parameters."""
 
 
 class EMA:
@@ -30,7 +30,7 @@ class EMA:
             name: parameter.detach().to(torch.float32, copy=True) if parameter.requires_grad else parameter.detach()
             for name, parameter in model.named_parameters()
         }
-        """The average of each parameter; a frozen parameter is its own, not a copy."""
+        """The average of each parameter; for a frozen parameter, the parameter itself."""
 
     def current_decay(self) -> float:
         """The decay of the next update."""
@@ -39,7 +39,7 @@ class EMA:
         return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     def advance(self) -> float:
-        """Count an update; the weight of the parameters in the new average, 0 if it is not updated this time."""
+        """Count an update; returns the weight of the parameters in the new average, 0 if the average is not updated."""
         decay = self.current_decay()
         self.updates += 1
         return 0.0 if self.updates % self.every else 1.0 - decay**self.every
@@ -67,7 +67,7 @@ class EMA:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Restore a ``state_dict``."""
         if different := sorted(state.keys() ^ {*self.shadow, UPDATES}):
             few = ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")
             raise ValueError(f"these averages are not of this model's parameters: {few} differ")

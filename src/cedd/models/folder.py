@@ -1,6 +1,6 @@
 """A model folder: config.json, model.safetensors and the tokenizer's files. Nothing in it is ever unpickled or run.
 
-A run's folder is one too, so that a run can be given wherever a model is.
+The folder of a training run is a model folder too.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class ModelFolder:
 
     @property
     def name(self) -> str:
-        """Its folder; of a model that comes with the package, the folder's name."""
+        """The path of the folder; for models in the package, the name of the folder."""
         return self.path.name if self.path.parent == pretrained_root() else str(self.path)
 
     def original(self, ids: Tensor, **inputs: Any) -> Tensor:
         """What the original network of an imported model returns for its own ids [B, L]."""
-        # Llama-type networks read the mask from one of the V rows; in the others it is a row of its own.
+        # In Llama-type networks the mask is one of the V rows; in the others it is an additional row.
         rows = self.process.vocab_size if self.original_outputs is None else self.process.num_states
         if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids must be whole numbers [B, L] (got {ids.dtype} of shape {list(ids.shape)})")
@@ -73,7 +73,7 @@ class ModelFolder:
 
     @property
     def wrap(self) -> str:
-        """What its blocks stood between when it was trained (see `wrap_of`)."""
+        """The tokens around each block in training (see `wrap_of`)."""
         return wrap_of(self.config)
 
     @property
@@ -83,7 +83,7 @@ class ModelFolder:
 
 
 USUAL_LENGTH = 1024
-"""Tokens of a network that has no longest sequence, unless another number is given."""
+"""Default length for a network without a maximum length."""
 
 
 def folder_of_network(
@@ -93,7 +93,7 @@ def folder_of_network(
     tokenizer: Tokenizer,
     length: int | None = None,
 ) -> ModelFolder:
-    """A network that is not in a folder, as the content of one."""
+    """A network in memory as the content of a model folder."""
     if isinstance(network, Backbone):
         model = network
     else:
@@ -121,7 +121,7 @@ def description_of(model: ModelFolder, extra: JSONMapping | None = None) -> JSON
 
 
 def save_description(path: str | Path, model: ModelFolder, extra: JSONMapping | None = None) -> JSONObject:
-    """Write everything of a model folder but its weights; returns the content of its config.json."""
+    """Write a model folder without its weights; returns the content of config.json."""
     folder, config = Path(path), description_of(model, extra)
     folder.mkdir(parents=True, exist_ok=True)
     model.tokenizer.save(folder)
@@ -150,7 +150,8 @@ def replaced_model(path: str | Path, own: Path | None, force: bool = False) -> I
     """Yield a temporary folder for the files of a model, which then replace those at `path`.
 
     own: the folder that the model was loaded from, if any. A model may replace itself, or an earlier copy of it; other
-    files only with `force`. A run's folder is not a run afterwards, since its weights are not those that it trained.
+    files only with `force`. The folder of a run is no longer a run afterwards, because its weights are not the trained
+    ones.
     """
     folder = expanded(path)
     refuse_occupied(folder, own, force)
@@ -162,12 +163,13 @@ def replaced_model(path: str | Path, own: Path | None, force: bool = False) -> I
 
 
 def origin_of(path: Path) -> str:
-    """A hash of the folder that a model was loaded from, which config.json of its copies has instead of the path."""
+    """A hash of the path of the folder that a model was loaded from; copies of the model store it in config.json
+    instead of the path."""
     return json_sha256(str(path.resolve()))
 
 
 def refuse_occupied(folder: Path, own: Path | None, force: bool) -> None:
-    """Refuse a folder that holds something else, unless `force`, and a run's own folder always."""
+    """Refuse a folder with other files, unless `force`, and the folder of a run in any case."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -191,7 +193,7 @@ def load_folder(
     architecture: Architecture | None = None,
     **download: Any,
 ) -> ModelFolder:
-    """The model in a folder, in evaluation mode; see `locate` for what else may name it.
+    """The model in a folder, in evaluation mode; see `locate` for other names of models.
 
     architecture: the class of its network, or package:Class, where that is not one of the package; without it no code
     outside the package is imported.
@@ -223,7 +225,7 @@ def load_folder(
 
 
 def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer, length: object) -> None:
-    """Refuse parts that do not fit together."""
+    """Raise a ValueError if the parts of a model do not match."""
     _check_vocabulary(network.vocab_size, process, tokenizer)
     if process.has_mask and not network.has_mask:
         raise ValueError("the process masks tokens, but the network has no mask token")

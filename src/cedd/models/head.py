@@ -42,7 +42,7 @@ class VocabularyHead(nn.Linear):
         """Whether row losses are compiled, forward and gradient in one pass; set by ``Backbone.compile``."""
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Outputs [..., V]; in float32, outside autocast, if the head was made with weights of two bytes."""
+        """Outputs [..., V]; in float32 without autocast if the head was created with 16-bit weights."""
         weight = self.weight
         if not self.float32_outputs or torch.is_autocast_enabled(features.device.type):
             return super().forward(features)
@@ -58,7 +58,7 @@ class VocabularyHead(nn.Linear):
         """Sum of row_weights · row_loss(outputs, *row_args) over the rows of features [N, D].
 
         row_args and row_weights [N]. ``row_loss`` gets float32 outputs [R, V] and [R] slices of ``row_args``, and
-        returns [R]; gradients flow to the features and the head alone. A row of weight 0 counts for nothing.
+        returns [R]; gradients flow to the features and the head alone. Rows of weight 0 have no effect.
         """
         row_pass = any_pass(row_loss, fused=self.fused)
         return chunked_loss(features, self.weight, self.bias, row_pass, row_args, row_weights)
@@ -80,5 +80,6 @@ class VocabularyHead(nn.Linear):
         return chunked_loss(features, self.weight, self.bias, cross_entropy_pass, row_args, row_weights)
 
     def score_entropy(self, features: Tensor, rows: ScoreRows, row_weights: Tensor | None = None) -> RowLosses:
-        """Sum of row_weights times the score entropies of the rows of features [N, D], whose numbers are ``rows``."""
+        """Sum of row_weights times the score entropies of the rows of features [N, D], with the coefficients
+        ``rows``."""
         return chunked_loss(features, self.weight, self.bias, score_entropy_pass, rows, row_weights)

@@ -25,7 +25,7 @@ from cedd.samplers import Constraint, GraphedBlocks, GraphedNetwork, SamplingOpt
 class LoadedModel:
     """A trained network with its process, method and tokenizer, on a device.
 
-    On CUDA the network is recorded as graphs to be sampled from, in bfloat16 except for the head.
+    On CUDA, sampling uses recorded graphs of the network, in bfloat16 except for the head.
 
     Args:
         folder: the content of the model's folder.
@@ -55,7 +55,7 @@ class LoadedModel:
 
     @property
     def length(self) -> int:
-        """The number of tokens that it reads at once."""
+        """The largest number of tokens that the model reads at once."""
         return self.folder.length
 
     @property
@@ -92,7 +92,7 @@ class LoadedModel:
 
     @property
     def reads_passages(self) -> bool:
-        """Whether a short text can be padded with masks: they are unknown tokens, whatever their number."""
+        """Whether a short text can be padded with masks: the network treats any number of masks as unknown tokens."""
         dynamics, declared = self.method.dynamics, capabilities_of(self.model)
         padded = not (declared.time_conditioned or declared.any_length)
         return dynamics.noisy and dynamics.only_reveals(self.process) and padded
@@ -133,7 +133,7 @@ class LoadedModel:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The labels that it was trained with."""
+        """The labels of the training data."""
         return self.folder.config.get("labels", ())
 
     @property

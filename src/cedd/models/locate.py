@@ -1,6 +1,5 @@
-"""Finding a model: a folder, one that comes with the package, or one on the hub.
-
-A model that comes with the package is a model folder in `cedd/pretrained`, called by its folder's name.
+"""Finding a model: a folder, a model in the package, or one on the hub. Models in the package are the folders of
+`cedd/pretrained`; their names are those of the folders.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
 TRAIN_FILE = "train.json"
-"""What makes a model's folder that of a run, which can be resumed."""
+"""The file that makes a model folder that of a run, which can be resumed."""
 LEXICON_FILE, LEXICON_WEIGHTS_FILE, KNOWN_WORDS_FILE = "words.safetensors", "words.json", "known_words.txt.gz"
 CORRECTOR_FILES = (LEXICON_FILE, LEXICON_WEIGHTS_FILE, KNOWN_WORDS_FILE, "known_words.LICENSE.txt")
 """The files of the word corrector (`cedd.apps.correct`), which belong to the model's folder."""
@@ -26,12 +25,12 @@ _ON_THE_HUB = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "*.json", "merges.txt"]
 
 
 def pretrained_root() -> Path:
-    """The folder of the models that come with the package."""
+    """The folder of the models in the package."""
     return Path(str(resources.files("cedd"))) / "pretrained"
 
 
 def pretrained_names() -> tuple[str, ...]:
-    """The names of the models that come with the package."""
+    """The names of the models in the package."""
     return tuple(_models_in(pretrained_root()))
 
 
@@ -53,12 +52,12 @@ def locate(path_or_name: str | Path, **download: Any) -> Path:
 
 
 def packaged(name: str) -> Path:
-    """The model of this name that comes with the package, whatever else is called so."""
+    """The folder of the model of this name in the package, even if another folder has this name."""
     return pretrained_root() / name
 
 
 def is_model(path_or_name: str | Path) -> bool:
-    """Whether this is a model's folder; what cannot be a path, such as a long text, is none."""
+    """Whether this is a model folder; False for what cannot be a path, such as a long text."""
     path = _as_path(path_or_name)
     return path is not None and (path / CONFIG_FILE).is_file()
 

@@ -2,9 +2,9 @@
 
 Shapes: B batch, L positions of the text, N positions with the masks, D width.
 
-A network trained on blocks of tokens has never seen one that ends after fewer. But it has seen blocks in which all
-but some tokens are masked, and it predicts the masked ones given the others, wherever they are. It must not be
-conditioned on time, since time determines the expected share of masks, and here more are left than are to be filled.
+A network trained on blocks of N tokens has never seen shorter texts. It has seen blocks in which most tokens are
+masked, and predicts masks given the other tokens at any position. It must not be conditioned on time, because time
+determines the expected share of masks, and padding adds to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cedd.network import Capabilities
 
 
 class MaskPadded(Backbone):
-    """A network for texts of fewer than N positions, which it reads in the middle of masks."""
+    """A network for texts of fewer than N positions, padded with masks on both sides."""
 
     def __init__(self, model: Backbone, positions: int) -> None:
         super().__init__()

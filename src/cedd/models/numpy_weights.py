@@ -1,4 +1,4 @@
-"""Weights files as arrays, without torch: what is stored, and what is read back of it (see `weights`)."""
+"""Weights files as NumPy arrays, without torch: stored tensors, and their decoded values (see `weights`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STEP = ".step"
 RECORD = "cedd"
 """The only entry in the metadata of a weights file that the package writes: a JSON object."""
 CHECKSUM = "crc32"
-"""What the checksum of the stored tensors is called in a file's metadata."""
+"""The key of the checksum in a file's metadata."""
 FORMS = ("float32", "int8", "deflated")
-"""Those that are read as arrays: numpy has no bfloat16."""
+"""The forms that are read as arrays: NumPy has no bfloat16."""
 ARRAY_DTYPES = ("BOOL", "F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 """The dtypes that NumPy reads, by their names in a safetensors file."""
 
@@ -111,9 +111,8 @@ def read_layouts(path: str | Path, dtypes: Collection[str]) -> dict[str, Layout]
 
 @contextmanager
 def reading_tensors(path: str | Path) -> Iterator[None]:
-    """Around code that reads a safetensors file: what is wrong with it, in a line.
-
-    safetensors calls every file that it cannot open one that is not there, so that it is opened here before.
+    """Context for reading a safetensors file: errors become a ValueError of one line. The file is opened first, because
+    safetensors reports every file that it cannot open as missing.
     """
     Path(path).open("rb").close()
     try:
@@ -124,7 +123,7 @@ def reading_tensors(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def unpacking(path: Path, form: str) -> Iterator[None]:
-    """Around code that reads back what was stored in a form: what is wrong with it, in a line."""
+    """Context for decoding stored tensors: errors become a ValueError of one line."""
     try:
         yield
     except ValueError as error:
@@ -151,15 +150,15 @@ def checksum_of(layouts: Mapping[str, Layout], contents: Mapping[str, NDArray[np
 
 
 def from_integers(stored: Arrays) -> dict[str, NDArray[Any]]:
-    """The matrices again, in float32, of integers and steps; all else as it is."""
+    """Matrices in float32, from integers and steps; other tensors are unchanged."""
     steps = {name + STEP: stored.get(name + STEP) for name in stored}
-    with ThreadPoolExecutor() as pool:  # zlib and numpy let other threads run
+    with ThreadPoolExecutor() as pool:  # zlib and NumPy release the GIL
         unpacked = pool.map(_unpacked, stored, stored.values(), steps.values())
         return {name: array for name, array in zip(stored, unpacked, strict=True) if name not in steps}
 
 
 def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
-    """What was stored under a name, with the steps of its rows if there are any."""
+    """The decoded tensor of a name, with the steps of its rows if there are any."""
     array = _inflated_or_same(name, array, step)
     if array.dtype != np.int8 or step is None:
         return array
@@ -169,7 +168,8 @@ def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDAr
 
 
 def _inflated_or_same(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
-    """What was stored under a name, without steps; integers must have one per row."""
+    """The decoded tensor of a name without steps; raises a ValueError for integers, which must have one step per
+    row."""
     if array.ndim == 2 and array.dtype.kind == "f":
         raise ValueError(f"the matrix {name} is {array.dtype}")
     if array.dtype == np.uint8 and array.ndim == 1 and step is not None:
@@ -185,7 +185,7 @@ def _inflated_or_same(name: str, array: NDArray[Any], step: NDArray[Any] | None)
 def _inflated(coded: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:
     """The integers of a matrix with this number of rows."""
     decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-    plain = decoder.decompress(coded.data, 8 * len(coded) + 1)  # no code has less than a bit
+    plain = decoder.decompress(coded.data, 8 * len(coded) + 1)  # a code has at least one bit
     if not decoder.eof or not rows or len(plain) % rows:
         raise ValueError(f"{len(plain)} bytes for {rows} rows")
     return np.frombuffer(plain, np.int8).reshape(rows, -1)

@@ -1,4 +1,4 @@
-"""The residual stream, and the norms that read it.
+"""The residual stream and its norms.
 
 Shapes: B batch, L positions, D width, N chosen positions of the flattened batch.
 
@@ -88,7 +88,8 @@ register_pytree_node(
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm without a bias, modulated: norm(x) * (1 + scale) + shift; its own weight where nothing modulates."""
+    """Layer norm without a bias, modulated: norm(x) * (1 + scale) + shift; without a modulation it has a weight of its
+    own."""
 
     def __init__(self, width: int, dropout: float, has_weight: bool) -> None:
         super().__init__()

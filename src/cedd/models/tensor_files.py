@@ -40,16 +40,16 @@ _LARGEST_HEADER = 100_000_000
 
 
 class TensorFiles(ABC):
-    """Named tensors of floating-point numbers; those that were never taken are `unread`."""
+    """Named floating-point tensors; `unread` are those that have not been read."""
 
     source: Path
-    """What messages name."""
+    """The name in messages."""
 
     def __init__(self, source: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.source, self.shapes, self.unread = source, dict(shapes), set(shapes)
 
     def check(self, name: str, shape: Sequence[int], why: str = "") -> None:
-        """Refuse a tensor that is not there, or in another shape."""
+        """Raise a ValueError if a tensor is missing or has another shape."""
         if name not in self.shapes:
             near = None if why else nearest(name, self.shapes)
             raise ValueError(f"{self.source} lacks {name}{why}" + ("" if near is None else f"; did you mean {near!r}?"))
@@ -63,7 +63,7 @@ class TensorFiles(ABC):
         self.check(name, out.shape)
         self.unread.discard(name)
         self.read(name, out)
-        if out.numel() and not all(end.isfinite() for end in torch.aminmax(out)):  # which pass on nan
+        if out.numel() and not all(end.isfinite() for end in torch.aminmax(out)):  # which propagate NaN
             raise ValueError(f"{self.source}: {name} holds numbers that are not finite")
 
     def taken_out(self, name: str) -> Tensor | None:
@@ -93,7 +93,7 @@ class _Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """Of its bytes, in the file."""
+    """The range of its bytes in the file."""
 
 
 class SafetensorsFiles(TensorFiles):
@@ -159,7 +159,7 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
 
 
 def _header(path: Path) -> dict[str, _Stored]:
-    """What a safetensors file holds; a file that is not complete is refused."""
+    """The tensors of a safetensors file; raises a ValueError if the file is incomplete."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -231,7 +231,7 @@ class GGUFFile(TensorFiles):
         return default if field is None else field.contents()
 
     def setting(self, name: str, default: object = None) -> Any:
-        """An entry of the architecture's own."""
+        """An entry specific to the architecture."""
         return self.value(f"{self.architecture}.{name}", default)
 
     def dtype(self) -> torch.dtype:
@@ -270,7 +270,7 @@ _GGUF_NAMES = {
 
 
 def _hugging_face_name(name: str) -> str:
-    """blk.3.attn_q.weight as model.layers.3.self_attn.q_proj.weight; names that mean nothing here stay."""
+    """blk.3.attn_q.weight as model.layers.3.self_attn.q_proj.weight; unknown names are unchanged."""
     *prefix, stem, leaf = name.split(".")
     if prefix[:1] == ["blk"] and stem in _GGUF_NAMES:
         return f"model.layers.{prefix[1]}.{_GGUF_NAMES[stem]}.{leaf}"

@@ -4,8 +4,8 @@ Shapes: B batch, L positions, V vocabulary, D width, H heads, C conditioning wid
 
     x_t [B, L], sigma [B] or [B, G]  --backbone-->  features [B, L, D]  --head-->  outputs [B, L, V]
 
-Two variants share every line below. The *diffusion* network sees the whole sequence and is conditioned on sigma
-by adaptive layer norms (DiT; Peebles and Xie 2023, as used by SEDD): each residual branch computes
+There are two variants. The *diffusion* network attends to the whole sequence and is conditioned on sigma by adaptive
+layer norms (DiT; Peebles and Xie 2023, as used by SEDD): each residual branch computes
 
     x + gate * branch(norm(x) * (1 + scale) + shift),        (shift, scale, gate) = linear(embed(sigma)),
 
@@ -60,7 +60,7 @@ def _in_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 TIME_INPUTS: Mapping[str, Callable[..., Callable[[Tensor], Tensor]]] = {
     "sigma": lambda: lambda sigma: sigma,
     "none": lambda: torch.zeros_like,
-    # Without the slower end of the process: the t of GIDD's formulas.
+    # The t of GIDD's formulas, without the slower end of the process.
     "hybrid-time": lambda p_u: _in_float64(Hybrid(float(p_u), eps=1e-9).time),
 }
 """Time inputs by name: from the number after the colon to a function of sigma."""
@@ -82,7 +82,7 @@ class KVCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def of_rows(self, rows: Sequence[int]) -> KVCache:
-        """The cache of some of the sequences, in ascending order; what is added to it is not in this one's."""
+        """A cache for some of the sequences, in ascending order; additions to it do not change this cache."""
         if len(rows) == self.keys.shape[1]:
             return replace(self)
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
@@ -105,7 +105,7 @@ class _CacheAt(KVCache):
 
 
 class Attention(nn.Module):
-    """Multi-head attention over all positions, or over those up to its own if causal."""
+    """Multi-head attention to all positions, or to those up to its own if causal."""
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def _norm(config: TransformerConfig) -> AdaptiveNorm:
 
 
 def _time_input(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of sigma that `name` stands for, such as hybrid-time:0.1."""
+    """The time input by this name, such as hybrid-time:0.1."""
     kind, _, number = name.partition(":")
     if kind not in TIME_INPUTS:
         raise ValueError(f"invalid time_input: {name!r}{suggestion(kind, TIME_INPUTS)}")
@@ -355,13 +355,13 @@ class Transformer(Backbone):
 
     @classmethod
     def least_parameters(cls, config: Mapping[str, Any]) -> int:
-        """Those of the blocks' matrices and of the modulation."""
+        """The number of parameters of the blocks' matrices and of the modulation."""
         options = from_json(TransformerConfig, dict(config), "network")
         blocks = options.depth * options.width**2 * (4 + 2 * options.mlp_ratio)
         return blocks + (options.width * options.conditioning_width if options.time_conditioning else 0)
 
     def config(self) -> JSONObject:
-        """Its options; whether activations are recomputed is a choice of a run, not a property of the model."""
+        """The options of the model, without the recomputation of activations, which is a setting of a run."""
         return asdict(replace(self.options, checkpoint_blocks=False))
 
     @property
@@ -439,7 +439,7 @@ class Transformer(Backbone):
         }
 
     def parameter_groups(self) -> ParameterGroups:
-        """Muon's are the matrices of the blocks."""
+        """Muon updates the matrices of the blocks."""
         matrices = {id(parameter) for parameter in self.backbone.blocks.parameters() if parameter.ndim == 2}
         return self.grouped(matrices, {id(self.backbone.embedding.weight)})
 
@@ -447,8 +447,8 @@ class Transformer(Backbone):
         return list(self.backbone.blocks)
 
     def weights_from(self, source: Backbone) -> dict[str, Tensor]:
-        """Those of a transformer with the same number of blocks, or fewer, each of which is then repeated; without the
-        embedding of the mask if this network has none, and with labels that have no effect yet if the other has none.
+        """The weights of a transformer with the same number of blocks, or fewer, which are then repeated. The embedding
+        of the mask is dropped if this network has none; embeddings of new labels are zero.
         """
         assert isinstance(source, Transformer)
         weights = stored_tensors(source)

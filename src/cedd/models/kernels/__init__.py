@@ -1,5 +1,5 @@
-"""What a network does between its matrix products, fused where that pays: the head with its loss in chunks of rows,
-adding a branch and norming the sum, attention with its rotations. Each kernel is written in plain torch as well."""
+"""Fused operations between matrix products: the head with its loss in chunks of rows, adding a branch and normalizing
+the sum, attention with its rotations. Each kernel also has an implementation in plain torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cedd.models.transformer_config import EPSILON as EPSILON
 
 
 def dropout_scale(dropped: int) -> float:
-    """What the entries that dropout leaves are multiplied by, if it drops ``dropped`` of 256."""
+    """The scale of the entries that dropout keeps, if it drops ``dropped`` of 256."""
     return 256 / (256 - dropped)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Float32, or float64 where the whole network is."""
+    """Float32, or float64 for a network in float64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -10,11 +10,11 @@ and, given the gradient do of o,
 
     dv = Pᵀ do        dP = do vᵀ        dS = P (dP - Σ_j P dP) / sqrt(W)        dq = dS k        dk = dSᵀ q,
 
-of which dq and dk are rotated back. torch's kernels go through the keys in blocks, for sequences of any length, and
-leave the rotation to others. A short sequence's S fits the registers of one program on a Hopper chip, which then does
-all of it, and reads and writes everything once.
+of which dq and dk are rotated back. torch's kernels process the keys in blocks, for sequences of any length, and do not
+rotate. The S of a short sequence fits the registers of one program on a Hopper chip, which computes everything and
+reads and writes each tensor once.
 
-Where scores have a largest value s, q and k are normed: q ← q r with r = (mean q² + ε)^(-1/2), which a rotation does
+If scores have a largest value s, q and k are normalized: q ← q r with r = (mean q² + ε)^(-1/2), which a rotation does
 not change. Then S = s q kᵀ / W, and r (dq - q mean(q dq)) takes the place of dq.
 """
 
@@ -34,10 +34,10 @@ from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
 from cedd.models.kernels.rotation import Heads, project_and_rotate
 
 SHORT = 128
-"""Positions up to which a head's S is one program's."""
+"""Largest length for which one program computes the S of a head."""
 HEAD_WIDTHS = (32, 64, 128)
 SEQUENCES = 2**16 - 1
-"""As many as a grid's second axis can have."""
+"""Largest size of a grid's second axis."""
 TILED_WIDTHS = (16, 32, 64, 128)
 """Head widths for which FlexAttention is used."""
 
@@ -52,7 +52,7 @@ def attend(
     causal: bool = False,
     largest_score: float | None = None,
 ) -> Tensor:
-    """x [B, L, D] -> o [B, L, H, W]; each position sees all, or those up to its own if causal."""
+    """x [B, L, D] -> o [B, L, H, W]; each position attends to all positions, or to those up to its own if causal."""
     if is_short(x, heads):
         from cedd.models.kernels.attention_triton import attend_short
 
@@ -63,8 +63,8 @@ def attend(
 def project(
     x: Tensor, projection: nn.Linear, heads: int, rotation: tuple[Tensor, Tensor], largest_score: float | None = None
 ) -> Heads:
-    """x [B, L, D] to rotated queries and keys, and values; with a largest score, queries and keys are normed so that
-    q·k / sqrt(W) never exceeds it."""
+    """Rotated queries and keys, and values, of x [B, L, D]; with a largest score, queries and keys are normalized so
+    that q·k / sqrt(W) never exceeds it."""
     queries, keys, values = project_and_rotate(x, projection, heads, *rotation)
     if largest_score is None:
         return Heads(queries, keys, values)
@@ -94,13 +94,13 @@ def attend_tiles(queries: Tensor, keys: Tensor, values: Tensor, tiles: Any) -> T
 
 
 def takes_tiles(device: torch.device, head_width: int) -> bool:
-    """Whether compiled attention with a rule is FlexAttention's: on a GPU, where it has kernels for both passes."""
+    """Whether compiled attention with a rule uses FlexAttention: on a GPU, where it has kernels for both passes."""
     return device.type == "cuda" and head_width in TILED_WIDTHS
 
 
 @functools.lru_cache(maxsize=16)
 def tiles_of(rule: Callable[[Tensor, Tensor], Tensor], length: int, device: torch.device) -> Any:
-    """FlexAttention's description of a pattern of `length` queries and keys: which tiles of 128 x 128 it skips."""
+    """FlexAttention's description of a pattern of `length` queries and keys: the tiles of 128 x 128 that it skips."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def tiles_of(rule: Callable[[Tensor, Tensor], Tensor], length: int, device: torc
 
 
 def is_short(x: Tensor, heads: int, head_width: int | None = None) -> bool:
-    """Whether x [B, L, D] is for one program per head: short, and multiplied in a type of two bytes."""
+    """Whether one program per head is used for x [B, L, D]: for short sequences in 16-bit precision."""
     batch, length, width = x.shape
     fits = batch <= SEQUENCES and length <= SHORT and (head_width or width // heads) in HEAD_WIDTHS
     return takes_kernels(x) and fits and matmul_dtype(x.device.type, x.dtype).itemsize == 2 and _chip_fits()

@@ -2,8 +2,8 @@
 
 Shapes: B batch, L positions, H heads, W head width. Imported only where there is a CUDA device.
 
-A program has one head of one sequence, whole. The two halves of a head, which a rotation mixes, are tensors of their
-own, so that a rotation moves nothing between threads: a product over W is then the sum of two over W/2.
+A program computes one head of one sequence. The two halves of a head, which a rotation mixes, are separate tensors, so
+that a rotation moves no data between threads; a product over W is then the sum of two over W/2.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cedd.models.kernels.row_triton import LOG2_E
 
 NORM_EPSILON = tl.constexpr(EPSILON)
 WARPS = 8
-"""Of a program; the fastest of `benchmarks/kernel_times.py` on an H200."""
+"""Warps of a program; the fastest number by `benchmarks/kernel_times.py` on an H200."""
 CHIP_FITS = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
-"""Whether a program has room here. It was measured on Hopper; for other chips the compiler spills half of it, or the
-shared memory is too small. Asked at import, for a compiler that traces the network cannot ask."""
+"""Whether a program fits this chip. On chips other than Hopper the compiler spills half of the registers, or the shared
+memory is too small. It is determined at import, because it cannot be while a compiler traces the network."""
 
 
 @triton.jit
 def _half(values, positions, stride, length, HALF: tl.constexpr):
-    """[L, W/2] of a head; 0 where there is no position."""
+    """[L, W/2] of a head; 0 beyond the last position."""
     here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
     return tl.load(values + here, mask=(positions < length)[:, None], other=0.0)
 
@@ -51,7 +51,7 @@ def _rotated(values, cosines, sines, positions, stride, length, HALF: tl.constex
 
 @triton.jit
 def _normed(a, b, HALF: tl.constexpr):
-    """Both halves of vectors, scaled to a mean square of 1, and what they were multiplied by, [L, 1]."""
+    """Both halves of vectors, scaled to a mean square of 1, and the scales [L, 1]."""
     wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
     squares = tl.sum(wide_a * wide_a, 1) + tl.sum(wide_b * wide_b, 1)
     factors = tl.rsqrt(squares / (2 * HALF) + NORM_EPSILON)[:, None]
@@ -60,7 +60,7 @@ def _normed(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def _through_norm(d_a, d_b, a, b, factors, HALF: tl.constexpr):
-    """The gradient of what `_normed` made into a and b, given theirs."""
+    """The backward pass of `_normed`."""
     mean = ((tl.sum(d_a * a, 1) + tl.sum(d_b * b, 1)) / (2 * HALF))[:, None]
     return (d_a - a * mean) * factors, (d_b - b * mean) * factors
 
@@ -73,7 +73,7 @@ def _store_rotated_back(values, a, b, cosines, sines, positions, stride, length,
 
 @triton.jit
 def _place(length, HALF: tl.constexpr):
-    """Where this program's head begins: in o, in q (k and v are one and two widths on), and among the log-sums."""
+    """The offsets of this program's head in o, in q (k and v are one and two widths after it), and in the log-sums."""
     head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     width, within = heads * 2 * HALF, head * 2 * HALF
     at_o = sequence * length * width + within
@@ -95,7 +95,8 @@ def _read(qkv, cosine, sine, positions, width, length, HALF: tl.constexpr):
 
 @triton.jit
 def _scores(a1, a2, b1, b2, scale, keys, queries, length, CAUSAL: tl.constexpr):
-    """scale a bᵀ in units of log 2, -inf where a query does not see a key; keys, queries: those of rows and columns."""
+    """scale a bᵀ in units of log 2, -inf where a query does not attend to a key; keys, queries: the indices of rows and
+    columns."""
     scores = tl.dot(a1, tl.trans(b1), input_precision="ieee")
     scores = tl.dot(a2, tl.trans(b2), scores, input_precision="ieee") * (scale * LOG2_E)
     seen = keys < length
@@ -129,7 +130,8 @@ def _backward_kernel(
     d_output, qkv, cosine, sine, log_sums, d_qkv, length, scale,
     CAUSAL: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keys go down and queries across, so that what three of the products begin with is in registers already."""
+    """Rows are keys and columns are queries, so that the first factor of three of the products is already in
+    registers."""
     at_o, at_q, at_sum, width = _place(length, HALF)
     here = tl.arange(0, BLOCK)
     q1, q2, k1, k2, values, cosines, sines = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
@@ -159,7 +161,7 @@ def _backward_kernel(
 
 
 def _launch(kernel: Any, qkv: Tensor, causal: bool, largest_score: float | None, *tensors: Tensor) -> None:
-    """One program for each head of each sequence. What the kernel only reads need not be contiguous."""
+    """One program for each head of each sequence. Tensors that the kernel only reads need not be contiguous."""
     batch, length, _, heads, width = qkv.shape
     block = max(16, triton.next_power_of_2(length))
     normed, scale = (False, width**-0.5) if largest_score is None else (True, largest_score / width)
@@ -169,7 +171,7 @@ def _launch(kernel: Any, qkv: Tensor, causal: bool, largest_score: float | None,
 
 
 def _outputs(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for o [B, L, H, W] and the log-sums [B, H, L]."""
+    """Empty tensors for o [B, L, H, W] and the log-sums [B, H, L]."""
     batch, length, _, heads, width = qkv.shape
     output = torch.empty(batch, length, heads, width, dtype=qkv.dtype, device=qkv.device)
     return output, torch.empty(batch, heads, length, dtype=torch.float32, device=qkv.device)

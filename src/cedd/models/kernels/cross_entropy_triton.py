@@ -18,17 +18,17 @@ from torch import Tensor
 from cedd.models.kernels.row_triton import LOG2_E, clear_row
 
 BLOCK = 4096
-"""Outputs a program holds at once: 16 for each of its threads."""
+"""Outputs per iteration of a program: 16 per thread."""
 
 VECTOR = 8
-"""Neighbouring outputs that a thread loads at once, 16 bytes of them."""
+"""Number of neighbouring outputs that a thread loads together: 16 bytes."""
 
 WARPS = 8
 
 
 @triton.jit
 def _absorb(values, maxima, totals):
-    """A vector of values a lane into its running maximum m and sum of 2^(v - m)."""
+    """Add a vector of values per lane to its running maximum m and sum of 2^(v - m)."""
     larger = tl.maximum(maxima, tl.max(values, 1))
     totals = totals * tl.exp2(maxima - larger) + tl.sum(tl.exp2(values - larger[:, None]), 1)
     return larger, totals
@@ -39,9 +39,9 @@ def _cross_entropy_kernel(
     outputs, row_stride, weights, targets, shift_tokens, shifts, losses, vocab_size, whole,
     HAS_SHIFT: tl.constexpr, WANT_GRADIENT: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Both sweeps go through the whole blocks, up to `whole`, without a mask, and then through the rest with one: a
-    mask that ends inside a vector would turn every load and store of the loop into one of two bytes. Neither looks for
-    the target or the shifted token on its way; what is special about the two is put right afterwards."""
+    """Both sweeps process the complete blocks, up to `whole`, without a mask, and then the rest with one: a mask that
+    ends inside a vector would turn every load and store of the loop into one of two bytes. The loops ignore the target
+    and the shifted token, which are corrected afterwards."""
     row = tl.program_id(0).to(tl.int64)
     outputs += row * row_stride
     weight = tl.load(weights + row)
@@ -77,7 +77,7 @@ def _cross_entropy_kernel(
         at_target = tl.where(shift_token == target, shifted, at_target)
         maximum = tl.maximum(maximum, shifted)
     total = tl.sum(totals * tl.exp2(maxima - maximum), 0)
-    if HAS_SHIFT:  # the token's own term is exchanged; the new one is no smaller, so that nothing cancels
+    if HAS_SHIFT:  # replaces the token's term by one that is at least as large, so that nothing cancels
         total = tl.maximum(total - tl.exp2(plain - maximum), 0.0) + tl.exp2(shifted - maximum)
     log_normalizer = maximum + tl.log2(total)
     tl.store(losses + row, (log_normalizer - at_target) / LOG2_E)

@@ -22,7 +22,7 @@ from cedd.models.transformer_config import GELU
 A, B = GELU
 
 CHUNK = 2**17
-"""Entries that a core takes at a time: with what is made of them, they fit its second cache."""
+"""Entries that a core processes at a time: with the intermediate results they fit its L2 cache."""
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """gelu(linear(x)). On a GPU, in half precision and without gradients, it is one kernel: the library applies the
-    GELU to its sums before they are rounded, and [.., D] is neither written nor read once more."""
+    """gelu(linear(x)). On a GPU, in half precision and without gradients, it is one kernel: cuBLAS applies the GELU to
+    its sums before they are rounded, without another pass over [.., D]."""
     weight, bias = linear.weight, linear.bias
     if not (runs_alone() and x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2):
         return gelu(linear(x))
@@ -55,7 +55,7 @@ def product_with_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """For a product that wants a bias: filled once, not in every call."""
+    """A bias of zeros, filled once instead of in every call."""
     return torch.zeros(size, dtype=dtype, device=device)
 
 
@@ -73,8 +73,8 @@ def _value(x: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
-    """Keeps the derivative in the place of the input: the same memory, and one product in the backward pass, where
-    torch's operator computes its tanh, five times as dear as a sigmoid, once more."""
+    """Saves the derivative instead of the input: the same memory, and a single product in the backward pass. torch's
+    operator computes its tanh again, which takes five times as long as a sigmoid."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -4,21 +4,20 @@ Shapes: N rows, R rows of one chunk, D width, V vocabulary.
 
     total = Σ_i w_i ℓ(W h_i + b, args_i)          rows h_i [D], weights w_i
 
-The gradient of a row's loss with respect to its outputs, g_i = w_i ∂ℓ/∂o [V], needs nothing but that row. So the
-forward pass goes through the rows in chunks and, while a chunk's outputs are at hand, overwrites them with their
-gradient and multiplies on:
+The gradient of a row's loss with respect to its outputs, g_i = w_i ∂ℓ/∂o [V], depends on that row only. So the forward
+pass processes the rows in chunks, overwrites the outputs of each chunk with their gradient, and multiplies:
 
     ∂total/∂h_i = Wᵀ g_i,      ∂total/∂W = Σ_i g_i h_iᵀ (float32),      ∂total/∂b = Σ_i g_i.
 
-The backward pass scales these; where all rows are one chunk, their g_i are kept until then and the products wait too,
-since to scale the h_i costs less than to scale ∂total/∂W. (In bfloat16 the h_i are rounded once more by that, unless
-the scale is a power of two: give what a mean divides by to the weights, as `batch_loss` does.)
+The backward pass scales these. If all rows are in one chunk, the g_i are kept and multiplied in the backward pass,
+because scaling the h_i is cheaper than scaling ∂total/∂W. (In bfloat16 this rounds the h_i once more, unless the scale
+is a power of two: include the divisor of a mean in the weights, as `batch_loss` does.)
 
-A *row pass* is what turns a chunk's outputs into losses and gradient in place; there is one for any row loss (by
-autograd), and one each for the cross entropy and the score entropy, whose gradients are known in closed form:
-w (softmax(o) - onehot(target)), and w (exp(o + shift) - common) but for two entries.
+A *row pass* turns the outputs of a chunk into losses and gradient in place. There is one for any row loss (by
+autograd), and one each for the cross entropy and the score entropy, whose gradients have a closed form: w (softmax(o) -
+onehot(target)), and w (exp(o + shift) - common) except for two entries.
 
-Three products of R·D·V each bound the cost; all else here is one or two sweeps over [R, V]. On CUDA the buffer's
+Three products of R·D·V each dominate the cost; everything else is one or two sweeps over [R, V]. On CUDA the buffer's
 rows are padded to a multiple of 64 outputs, since matrix units need aligned rows and V = 50257 is odd. The extra
 outputs are exactly 0 and stay so, which is also their gradient.
 """
@@ -49,7 +48,7 @@ the outputs with the gradient of Σ weights · losses if that is wanted."""
 
 
 class RowLosses(NamedTuple):
-    """What a head's loss returns."""
+    """The result of a head's loss."""
 
     total: Tensor
     """[] the weighted sum; the only differentiable part."""
@@ -155,7 +154,7 @@ class _Gradients:
     def __init__(self, features: Tensor, weight: Tensor, has_bias: bool, dtype: torch.dtype) -> None:
         self.features, self.weight = features, weight
         self.d_features = torch.empty_like(features)
-        self.begun = len(features) == 0  # without rows all is 0; else the first chunk overwrites what is there
+        self.begun = len(features) == 0  # zeros if there are no rows; otherwise the first chunk overwrites the buffer
         make = torch.zeros_like if self.begun else torch.empty_like
         self.d_weight = make(weight, dtype=dtype)
         self.d_bias = make(weight[:, 0], dtype=dtype) if has_bias else None
@@ -174,10 +173,9 @@ class _Gradients:
 
 
 def default_chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device_type: str) -> int:
-    """Rows of a chunk, all chunks alike, whose outputs take up to 1 GiB on an accelerator, 64 MiB on a CPU.
-
-    Enough rows to keep the matrix units busy, in whole tiles of 128, and to make the sweeps over ∂total/∂W rare;
-    on a CPU more rows bring nothing and leave the cache.
+    """Rows per chunk, equal for all chunks; their outputs take up to 1 GiB on an accelerator, 64 MiB on a CPU. An
+    accelerator needs enough rows, in multiples of 128, to keep the matrix units busy and the sweeps over ∂total/∂W
+    rare. On a CPU more rows are no faster and exceed the cache.
     """
     budget = 2**26 if device_type == "cpu" else 2**30
     most = max(1, budget // (vocab_size * dtype.itemsize))
@@ -199,11 +197,12 @@ def _padded(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _ROWS_AT_ONCE = 8192
-"""Rows of a weight that are converted at once."""
+"""Number of rows of a weight that are converted together."""
 
 
 def float32_outputs(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Outputs [N, V] in float32 of features [N, D] and a weight stored in two bytes, of which no copy is made."""
+    """Outputs [N, V] in float32 of features [N, D] and a 16-bit weight, without a converted copy of the whole
+    weight."""
     if features.is_cuda and features.dtype == weight.dtype and not torch.is_grad_enabled():
         outputs = torch.mm(features, weight.T, out_dtype=torch.float32)
         return outputs if bias is None else outputs + bias
@@ -229,7 +228,7 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor, keep: bool) -> None:
             total, left.T, right, beta=int(keep), out_dtype=total.dtype, out=total
         )
     else:
-        # Each chunk's product is rounded once to the low type; their sum is still kept in float32.
+        # Each chunk's product is rounded to the low precision; the sum is in float32.
         product = left.T @ right
         total.copy_(total + product if keep else product)
 
@@ -253,8 +252,8 @@ def _can_accumulate(device_type: str, dtype: torch.dtype) -> bool:
 def any_pass(row_loss: RowLoss, *, fused: bool = False) -> RowPass:
     """The pass of any row loss.
 
-    ``fused`` compiles it together with its gradient: ``row_loss`` should then be the same function at every call,
-    for each new one is compiled anew.
+    ``fused`` compiles it together with its gradient: ``row_loss`` should then be the same function in every call,
+    because each new function is compiled.
     """
     return functools.partial(_fused_pass if fused else _autograd_pass, row_loss)
 
@@ -275,7 +274,7 @@ def _autograd_pass(
 def _differentiated(
     row_loss: RowLoss, outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor
 ) -> Tensor:
-    """The same written for the compiler: loss, gradient and the write in place are one graph."""
+    """The same for the compiler: loss, gradient and the update in place are one graph."""
 
     def weighted(leaf: Tensor) -> tuple[Tensor, Tensor]:
         losses = row_loss(leaf, *row_args).to(weights.dtype)
@@ -292,7 +291,7 @@ def _differentiated(
 
 @functools.cache
 def _compiled_differentiated() -> RowPass:
-    from torch._dynamo import config as dynamo  # seconds to import, for those who compile only
+    from torch._dynamo import config as dynamo  # takes seconds to import
 
     # One entry for each row loss, with and without gradient, for one and for any number of rows: a process that
     # compares several methods passes the usual limit of 8, beyond which nothing is compiled any more.
@@ -348,7 +347,8 @@ def cross_entropy_in_place_torch(
 
 
 def score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor) -> Tensor:
-    """The score entropy; the gradient is weights · (s - common), less extra at the target, and 0 at what is skipped."""
+    """The score entropy; the gradient is weights · (s - common), less extra at the target, and 0 at the skipped
+    token."""
     if takes_kernels(outputs):
         from cedd.models.kernels.score_entropy_triton import score_entropy_in_place
 

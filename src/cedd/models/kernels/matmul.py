@@ -1,8 +1,8 @@
-"""The types in which matrices are multiplied: autocast's, and bfloat16 on a CPU with units for it (AMX).
+"""The precision of matrix products: autocast's, and bfloat16 on a CPU with units for it (AMX).
 
-There, oneDNN can round both factors as it reads them and accumulate in float32: four times as fast, and no tensor
-changes its type. The switch is one for the whole process, and attention must not see it: torch's kernel for that is
-made of products so small that to hand each to oneDNN takes ten times as long as to compute it.
+On such a CPU, oneDNN can round both factors as it reads them and accumulate in float32: four times as fast, without
+converting any tensor. The switch applies to the whole process and must be off in attention: torch's CPU kernel for
+attention makes small products, and passing each to oneDNN takes ten times as long as computing it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _BF16 = "bf16"
 
 
 def matmul_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """In which type tensors of `dtype` are multiplied on such a device: autocast's, where it is on."""
+    """The dtype in which tensors of `dtype` are multiplied on a device: autocast's, if it is enabled."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype
 
 
 @functools.cache
 def has_bf16_matmul() -> bool:
-    """Whether this CPU has units that multiply bfloat16 matrices, and torch a way to ask for them."""
+    """Whether this CPU has units that multiply bfloat16 matrices, and torch can enable them."""
     is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return _switch() is not None and is_supported is not None and bool(is_supported())
 
 
 @contextmanager
 def bf16_matmul() -> Iterator[None]:
-    """Matrices multiplied inside are rounded to bfloat16, where the CPU has units for it."""
+    """Context in which matrices are rounded to bfloat16 for products, if the CPU has units for it."""
     if not has_bf16_matmul():
         yield
         return
@@ -63,20 +63,21 @@ def _is_on() -> bool:
 
 
 def _switch() -> Any:
-    """torch's switch for products by oneDNN, where there is one."""
+    """torch's switch for products by oneDNN; None if there is none."""
     products = getattr(torch.backends.mkldnn, "matmul", None)
     return products if hasattr(products, "fp32_precision") else None
 
 
 def _set(precision: str) -> str:
-    """Set the switch, and say what it was."""
+    """Set the switch; returns its previous value."""
     switch = _switch()
     before, switch.fp32_precision = switch.fp32_precision, precision
     return before
 
 
 class _Switch(torch.autograd.Function):
-    """The tensors as they are; the switch is set on the way forward, and set to the other on the way back."""
+    """Returns the tensors unchanged; sets the switch in the forward pass to one value and in the backward pass to
+    another."""
 
     @staticmethod
     def forward(ctx: Any, forward: str, backward: str, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,14 +1,13 @@
-"""Between two branches of the residual stream: add what one computed, norm the sum for the next.
+"""Between two branches of the residual stream: adds the output of one and normalizes the sum for the next.
 
 Shapes: B batch, L positions, D width.
 
     x' = x + gate · dropout(branch),        h = norm(x') (1 + scale) + shift
 
-with gate, scale and shift one vector per sequence, or one for each of G equal stretches of it: then every stretch is
-a sequence.
-It happens twice per block, so it is one kernel where there is Triton, and elsewhere a function that makes ten passes
-over [B, L, D], forward and backward, where autograd would make twenty.
-With x̂ = (x' - mean)·r the normed stream, r = 1/std, and given the gradients of x' and h,
+with gate, scale and shift one vector per sequence, or one for each of G equal stretches, each of which is then treated
+as a sequence. This happens twice per block, so with Triton it is one kernel, and otherwise a function that makes ten
+passes over [B, L, D], forward and backward, half as many as autograd. With x̂ = (x' - mean)·r the normalized stream, r
+= 1/std, and given the gradients of x' and h,
 
     dscale = Σ_l dh x̂        dshift = Σ_l dh        e = dh (1 + scale)
     dx = dx' + r (e - mean(e) - x̂ mean(e x̂))        dgate = Σ_l dx dropout(branch)        dbranch = gate dropout'(dx).
@@ -33,8 +32,8 @@ def add_and_norm(
 ) -> tuple[Tensor, Tensor]:
     """(x', h), in the type of x. x, branch [B, L, D]; gate, shift, scale [B, G, D], where G divides L.
 
-    dropped: how many of 256 entries of the branch are dropped. seed: [] int32 on the device, of which the kernel makes
-    its random numbers; without a kernel they come from torch's generator.
+    dropped: how many of 256 entries of the branch are dropped. seed: [] int32 on the device, the seed of the kernel's
+    random numbers; without a kernel they come from torch's generator.
     """
     if (stretches := scale.shape[1]) != 1:
         first, second, *modulation = (_as_sequences(part, stretches) for part in (x, branch, gate, shift, scale))
@@ -51,7 +50,7 @@ def add_and_norm(
 
 
 def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """h of a stream x [B, L, D] to which nothing is added, in the type of x; one kernel where no gradient is wanted."""
+    """h of a stream x [B, L, D] to which nothing is added, in the dtype of x; one kernel if no gradient is needed."""
     if (stretches := scale.shape[1]) != 1:
         return modulated_norm(*(_as_sequences(part, stretches) for part in (x, shift, scale))).view(x.shape)
     if takes_kernels(x) and runs_alone():
@@ -63,14 +62,13 @@ def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _as_sequences(vectors: Tensor, stretches: int) -> Tensor:
-    """[B, L, D] -> [B G, L / G, D], each stretch a sequence."""
+    """[B, L, D] -> [B G, L / G, D]: each stretch becomes a sequence."""
     batch, count, width = vectors.shape
     return vectors.reshape(batch * stretches, count // stretches, width)
 
 
 def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:
-    """Where to drop (None: nowhere), by one random byte an entry: a byte decides as well as a float does, and a
-    generator makes four for the price of one."""
+    """The entries to drop (None: no entries), by one random byte per entry; four bytes cost as much as one float."""
     if dropped == 0:
         return None
     words = math.ceil(x.shape[-1] / 4)
@@ -85,7 +83,7 @@ def drop(x: Tensor, dropped: int) -> Tensor:
 
 
 class _AddAndNorm(torch.autograd.Function):
-    """The equations above, each line one sweep."""
+    """The equations above; each line is one sweep."""
 
     @staticmethod
     def forward(

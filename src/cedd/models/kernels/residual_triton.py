@@ -2,13 +2,13 @@
 
 Shapes: B batch, L positions, D width, C chunks of a sequence. Imported only where there is a CUDA device.
 
-A program goes through a chunk of one sequence row by row. The vectors that all rows of the sequence share stay in its
-registers, and so do the sums over positions that are their gradients: each program writes its own, and a small kernel
-that adds them up over the chunks follows, so that the result does not depend on the order in which programs ran.
+A program processes a chunk of one sequence row by row. The vectors that all rows of the sequence share stay in
+registers, and so do their gradients, which are sums over positions. Each program writes its own sums, and a small
+kernel adds them over the chunks, so that the result does not depend on the order of the programs.
 
 Dropout needs no memory: whether an entry is dropped is a function of (seed, row, column), computed again on the way
-back. A word of lowbias32 (Wellons 2018) decides, over a key that the same function made of the seed and the row; at
-eight integer operations an entry it hides behind the loads.
+back. The function is lowbias32 (Wellons 2018), with a key that it computes from the seed and the row. Its eight integer
+operations per entry are hidden by the loads.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import Tensor
 from cedd.models.kernels import EPSILON, dropout_scale
 
 PROGRAMS = 4096
-"""About how many programs the rows are dealt out to: enough to fill the chip."""
+"""Approximate number of programs: enough to fill the chip."""
 CHUNK = 8
-"""Rows that a program has at least: each writes sums of its own, which must be read again."""
+"""Smallest number of rows per program, because the sums of each program must be read again."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Rows that a program has in hand at once, so that one's sums need not wait for another's; and its warps."""
+    """Rows that a program processes together, so that their sums do not wait for each other; and its warps."""
 
     rows: int
     warps: int
@@ -75,8 +75,8 @@ def _vector(vectors, sequence, stride, columns, width):
 
 @triton.jit
 def _program(gate, scale, length, width, chunk, gate_stride, scale_stride, rescale, BLOCK: tl.constexpr):
-    """A program's sequence, the first and the end of its positions, its columns, and what all of its rows share: the
-    gate with dropout's factor, and 1 + scale."""
+    """A program's sequence, the first and the end of its positions, its columns, and the vectors that its rows share:
+    the gate with dropout's scale, and 1 + scale."""
     sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
     columns = tl.arange(0, BLOCK)
     gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
@@ -104,7 +104,7 @@ def _forward_kernel(
     gate_stride, shift_stride, scale_stride, rescale, epsilon,
     ADDS: tl.constexpr, DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Without ADDS, x is normed as it is: nothing is read of branch, gate and seed, and nothing is written but h."""
+    """Without ADDS, x is normalized as it is: branch, gate and seed are not read, and only h is written."""
     sequence, first, end, columns, gates, scales = _program(
         gate, scale, length, width, chunk, gate_stride, scale_stride, rescale, BLOCK
     )
@@ -116,7 +116,7 @@ def _forward_kernel(
         if ADDS:
             values = tl.load(branch + here, mask=is_entry, other=0.0).to(tl.float32)
             values = _dropout(values, key, rows, columns, DROPPED)
-            # What is normed is what is stored: the backward pass reads it again.
+            # Normalize the stored, rounded sum, which the backward pass reads again.
             sums = (stream + gates[None, :] * values).to(added.dtype.element_ty)
             tl.store(added + here, sums, mask=is_entry)
             stream = sums.to(tl.float32)
@@ -201,7 +201,7 @@ def _grid(x: Tensor) -> tuple[tuple[int, int], int]:
 
 
 def _outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the sum and its norm [B, L, D], and the mean and 1/std of each row [B, L, 2]."""
+    """Empty tensors for the sum and its norm [B, L, D], and the mean and 1/std of each row [B, L, 2]."""
     added = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return added, torch.empty_like(added), torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
 
@@ -221,7 +221,7 @@ def modulated_norm_kernel(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """As `cedd.models.kernels.residual.modulated_norm`, without a gradient."""
     x = x.contiguous()
     normed = torch.empty_like(x)
-    # What the kernel has no use for is x again.
+    # Unused arguments of the kernel are x.
     _launch_forward(x, x, (scale, shift, scale), x, x, normed, x, dropped=0, ADDS=False)
     return normed
 

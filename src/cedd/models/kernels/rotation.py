@@ -8,9 +8,9 @@ c = (cos, cos) and s = (-sin, sin), and x̃ the vector with its halves swapped,
 
     rotate(x) = x c + x̃ s,        and its transpose, for the gradient:        g c + (g s)~.
 
-On a CPU, where swapping halves costs as much as a matrix product, the projection that makes q and k is asked for their
-entries in another order, the two of a pair side by side: each pair is then a complex number, and is rotated by
-multiplying it by exp(i angle), in place. q·k does not depend on the order of the entries.
+On a CPU, where swapping halves costs as much as a matrix product, the rows of the projection to q and k are reordered
+so that the two entries of a pair are adjacent. Each pair is then a complex number, which is multiplied by exp(i angle)
+in place. q·k does not depend on the order of the entries.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from cedd.models.transformer_config import BASE
 
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """(c, s) for (q, k, v), [L, 3, 1, W]; v is rotated by 0.
-
-    Rotating v by nothing lets the three go through as one tensor. Taken apart, v would stay a slice of the
-    product that made it, and the backward pass would keep that whole product beside the rotated q and k.
+    """(c, s) for (q, k, v), [L, 3, 1, W]; v is rotated by 0, so that all three are one tensor. A separate v would be a
+    slice of the projection's output, and the backward pass would keep that whole output in addition to the rotated q
+    and k.
     """
     frequencies = BASE ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     rotated = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
@@ -41,7 +40,7 @@ def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
 
 
 class Heads(NamedTuple):
-    """What attention reads, [B, H, L, W] each."""
+    """The inputs of attention, [B, H, L, W] each."""
 
     queries: Tensor
     keys: Tensor
@@ -49,7 +48,7 @@ class Heads(NamedTuple):
 
 
 def project_and_rotate(x: Tensor, projection: nn.Linear, heads: int, cosine: Tensor, sine: Tensor) -> Heads:
-    """x [B, L, D] to queries and keys, rotated by the tables of their positions, and values."""
+    """Queries and keys of x [B, L, D], rotated by the tables of their positions, and values."""
     weight, plain = projection.weight, (torch.float32, torch.float64)
     if x.device.type == "cpu" and x.dtype in plain and x.dtype == weight.dtype and not _is_traced():
         rotated = _ProjectAndRotate.apply(x, weight, heads, cosine, sine)
@@ -87,7 +86,7 @@ def rotate(qkv: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """The same in three sweeps a way, where autograd would take twice as many."""
+    """The same in three sweeps per pass, half as many as with autograd."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -138,13 +137,13 @@ class _ProjectAndRotate(torch.autograd.Function):
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """[..., W] with the two of a pair side by side, as complex numbers [..., W/2]: the same memory where it can be."""
+    """[..., W] with adjacent pairs, as complex numbers [..., W/2]; a view if possible."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
 @functools.cache
 def _paired(heads: int, width: int) -> Tensor:
-    """The rows of a projection [3 H W, D] in the order that puts (x_i, x_{i+W/2}) of q and k side by side."""
+    """The rows of a projection [3 H W, D], reordered so that x_i and x_{i+W/2} of q and k are adjacent."""
     rows = torch.arange(3 * heads * width).view(3, heads, 2, width // 2)
     return torch.cat((rows[:2].transpose(2, 3).flatten(), rows[2].flatten()))

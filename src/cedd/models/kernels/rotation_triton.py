@@ -1,4 +1,4 @@
-"""Rotary positions in one sweep, where no gradient is wanted; `rotation.py` has the equations.
+"""Rotary positions in one sweep, if no gradient is needed; `rotation.py` has the equations.
 
 Shapes: B batch, L positions, H heads, W head width. Imported only where there is a CUDA device.
 """
@@ -15,7 +15,7 @@ WARPS = 4
 
 @triton.jit
 def _rotate_kernel(qkv, cosine, sine, length, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """A program has all heads of q and k of one position; the tables [L, 3, 1, W] are in halves (cos, cos) and
+    """A program processes all heads of q and k of one position; the tables [L, 3, 1, W] are in halves (cos, cos) and
     (-sin, sin)."""
     row = tl.program_id(0).to(tl.int64)
     columns, head = tl.arange(0, HALF), tl.arange(0, HEADS)
@@ -32,7 +32,7 @@ def _rotate_kernel(qkv, cosine, sine, length, heads, half, HEADS: tl.constexpr, 
 
 @torch.library.custom_op("cedd::rotate_in_place", mutates_args=("qkv",))
 def rotate_in_place(qkv: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """As `cedd.models.kernels.rotation.rotate`, of contiguous q, k and v [B, L, 3, H, W], of which v is left alone."""
+    """As `cedd.models.kernels.rotation.rotate`, for contiguous q, k and v [B, L, 3, H, W]; v is unchanged."""
     batch, length, _, heads, width = qkv.shape
     half = width // 2
     sizes = {"HEADS": triton.next_power_of_2(2 * heads), "HALF": triton.next_power_of_2(half), "num_warps": WARPS}

@@ -1,4 +1,4 @@
-"""What kernels share that take exponentials, or go through a row of V outputs. Imported only where there is a CUDA
+"""Shared parts of kernels that compute exponentials or process a row of V outputs. Imported only where there is a CUDA
 device."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def clear_row(outputs, offsets, whole, rest, in_rest, BLOCK: tl.constexpr):
-    """Zeros for the row of a loss of weight 0: its whole blocks without a mask, up to `whole`, then the rest."""
+    """Write zeros to the row of a loss of weight 0: complete blocks, up to `whole`, without a mask, then the rest."""
     nothing = tl.zeros(offsets.shape, outputs.dtype.element_ty)
     for start in range(0, whole, BLOCK):
         tl.store(outputs + start + offsets, nothing)

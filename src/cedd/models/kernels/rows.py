@@ -1,4 +1,4 @@
-"""Taking rows of a batch out, and putting them back: for a head, or a layer, that only some positions need.
+"""Selecting rows of a batch and writing them back, for a head or a layer that runs at some positions only.
 
 Shapes: N rows, D width, R chosen rows.
 """

@@ -18,7 +18,7 @@ from cedd.models.kernels.row_triton import LOG2_E, clear_row
 from cedd.network import ScoreRows
 
 BLOCK = 1024
-"""Outputs a program holds at once: 8 for each of its threads, 16 bytes."""
+"""Outputs per iteration of a program: 8 per thread, 16 bytes."""
 
 WARPS = 4
 
@@ -35,7 +35,8 @@ def _score_entropy_kernel(
     outputs, row_stride, weights, targets, skips, shifts, commons, extras, losses, vocab_size, whole,
     WANT_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The whole blocks, up to `whole`, go without a mask, then the rest with one, as in the cross entropy's kernel."""
+    """Complete blocks, up to `whole`, are processed without a mask, then the rest with one, as in the kernel of the
+    cross entropy."""
     row = tl.program_id(0).to(tl.int64)
     outputs += row * row_stride
     weight = tl.load(weights + row)
@@ -43,7 +44,7 @@ def _score_entropy_kernel(
     rest = whole + offsets
     in_rest = rest < vocab_size
 
-    if weight == 0.0:  # the row contributes nothing, whatever it holds
+    if weight == 0.0:  # the row contributes nothing
         tl.store(losses + row, 0.0)
         if WANT_GRADIENT:
             clear_row(outputs, offsets, whole, rest, in_rest, BLOCK)
