@@ -1,4 +1,4 @@
-"""The training loss: noise the data, run the network, and cost the rows that count.
+"""The training loss: noise the data, run the network, and compute the loss of the rows that count.
 
 Shapes: B batch, L positions, V vocabulary, D width; N rows are the positions that count. In block diffusion a text has
 K blocks, each with a time of its own, and v noisy views.
@@ -8,8 +8,8 @@ runs on the device. A network that declares selected rows and head losses (`netw
 [B, L, V] outputs: its head runs on the N rows, a chunk at a time. Any other callable is run as it is.
 
 Times are stratified: the batch is cut into as many strata of [low, high] as it has sequences, and one time is drawn in
-each. They are strata of the *global* batch: every rank draws the same list and takes its own part, so that the number
-of ranks changes nothing.
+each. They are strata of the *global* batch: every rank draws the same list and takes its own part, so that the result
+does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def batch_loss(method: Method, model: AnyModel, batch: NoisyBatch, **conditions:
 def _total(method: Method, model: TrainsOnRows, batch: NoisyBatch, features: Tensor) -> Tensor:
     """The loss of the rows that count, given their features [N, D]."""
     rows, noise, counts = batch.rows, batch.rows.noise, batch.counts
-    # What the mean divides by is the weights' here: of the total it would be a sweep over the head's gradient.
+    # The weights include the divisor of the mean: dividing the total would take a sweep over the head's gradient.
     exact = torch.promote_types(features.dtype, torch.float32)
     each = 1 / batch.tokens
     shares = features.new_full((len(features),), each, dtype=exact) if counts is None else each * counts.to(exact)
@@ -257,8 +257,8 @@ def _total(method: Method, model: TrainsOnRows, batch: NoisyBatch, features: Ten
 def _with_next_tokens(
     model: TrainsOnRows, batch: NoisyBatch, options: dict[str, Any], conditions: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The features of the noisy texts, and the mean next-token loss of the clean ones under causal attention: in one
-    pass where the clean half of the block layout is read so, else in a pass of its own."""
+    """The features of the noisy texts, and the mean next-token loss of the clean ones under causal attention: in the
+    same pass if clean tokens of the block layout attend causally, otherwise in a separate pass."""
     clean = batch.clean
     assert clean is not None
     if isinstance(model, InBlocks) and model.capabilities.causal_past:

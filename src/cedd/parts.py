@@ -22,8 +22,8 @@ class Table:
     """Classes and functions by name.
 
     Args:
-        kind: what its entries are, in messages.
-        place: where the table is, in messages.
+        kind: the kind of its entries, for messages.
+        place: the name of the table, for messages.
         entries: the classes and functions.
     """
 
@@ -103,7 +103,7 @@ def import_named(name: str, what: str, fits: Callable[[Any], bool]) -> Any:
 
     Args:
         name: package:NAME.
-        what: what it is, in messages.
+        what: the kind of object, for messages.
         fits: whether an object is one.
     """
     package, separator, path = name.partition(":")

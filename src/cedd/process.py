@@ -10,7 +10,7 @@ A token is kept with probability `keep`, shuffled (redrawn uniformly from V) wit
 
 The same holds from s to t with the differences of the clocks, and with negated differences for the inverse
 matrix. Columns are sources: K[x, y] is the probability of going from y to x. Absorb is beta = 0, uniform is
-alpha = 0; nothing here asks which of the processes it has.
+alpha = 0; no code here depends on which process it is.
 """
 
 from __future__ import annotations
@@ -463,7 +463,8 @@ class TokenProcess:
     def integrated_out_rate(self, since: float = 0.0) -> float:
         """The expected number of jumps of one token over (since, 1]: the integral of alive (alpha' + beta' (1-1/V)).
 
-        Its negative is the analytic term of J2 (paper, Proposition 6). It is integrated once: every bound asks for it.
+        Its negative is the analytic term of J2 (paper, Proposition 6). It is integrated once, because every bound needs
+        it.
         """
         if since not in self._out_rates:
             self._out_rates[since] = self._integrate_out_rate(since)
@@ -471,7 +472,7 @@ class TokenProcess:
 
     @cached_property
     def _out_rates(self) -> dict[float, float]:
-        """What was integrated so far."""
+        """Cached integrals."""
         return {}
 
     def _integrate_out_rate(self, since: float) -> float:

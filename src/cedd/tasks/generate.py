@@ -1,7 +1,6 @@
-"""Text from nothing, or after a prompt.
-
-Models that write blocks, and autoregressive models, continue a text from the left; so do all others beyond the tokens
-that they read at once: in parts of at most half of these, each drawn after as many tokens before it (tasks/windows.py).
+"""Generating text, with or without a prompt. Models that write blocks, and autoregressive models, write a text from
+left to right. Other models do so beyond their context length: in parts of at most half of it, each given at least as
+many tokens before it (tasks/windows.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cedd.samplers.random_numbers import check_shape
 from cedd.tasks.template import Blank, Given, Template
 
 ANSWER = 256
-"""Default limit on the number of tokens that are written: an answer, or the text after a prompt."""
+"""Default limit on the number of generated tokens."""
 Messages = Sequence[Mapping[str, str]]
 """{"role": ..., "content": ...} each."""
 
@@ -40,8 +39,8 @@ def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Templ
 
 
 def chat_template(loaded: LoadedModel, messages: str | Messages, length: int | None = None) -> Template:
-    """Messages by the model's chat template, and a blank of `length` tokens for the answer, which is all that is
-    written. A text is one message of the user."""
+    """Messages in the model's chat template, and a blank of `length` tokens for the answer. A str is a single message
+    of the user."""
     tokenizer = loaded.tokenizer
     if not isinstance(tokenizer, JSONTokenizer):
         raise ValueError(f"the tokenizer {tokenizer.name} has no chat template; give the prompt as text")
@@ -49,7 +48,7 @@ def chat_template(loaded: LoadedModel, messages: str | Messages, length: int | N
     if not said or any(not isinstance(one.get(part), str) for one in said for part in ("role", "content")):
         raise ValueError("messages must be a list of at least one {'role': text, 'content': text}")
     ids = tokenizer.encode_chat(said)
-    if len(ids) and ids[0] == _start_row(loaded):  # which the network reads in any case
+    if len(ids) and ids[0] == _start_row(loaded):  # the network reads it before every text
         ids = ids[1:]
     room = loaded.length - len(ids)
     if room < 1 and not loaded.writes_blocks:
@@ -77,8 +76,8 @@ def generate_ids(
 def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, language: Language) -> Template:
     """A prompt, and a blank whose text is in a language and may end before the tokens do.
 
-    Without a length it is that of `prompt_template`; where the texts of the language have a longest one, it has room
-    for that, but at most for twice as many tokens as the shortest takes and 16 more.
+    The default length is that of `prompt_template`. If the language has a longest text, there is room for it, but at
+    most for 16 tokens more than twice those of the shortest text.
     """
     template = prompt_template(loaded, prompt, length).in_languages([language], may_end=True)
     room, before = len(template.spans[0]), template.width - len(template.spans[0])
@@ -94,7 +93,7 @@ def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, l
 def template_of(
     loaded: LoadedModel, prompt: str, length: int | None, constraint: Constraint | Language | None
 ) -> tuple[Template, Constraint | None]:
-    """What `generate` fills, with languages in it, and the other constraint."""
+    """The template that `generate` fills, with any language in it, and any other constraint."""
     if isinstance(constraint, Language):
         return constrained_template(loaded, prompt, length, constraint), None
     return prompt_template(loaded, prompt, length), constraint

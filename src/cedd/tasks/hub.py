@@ -29,9 +29,9 @@ def upload(save: Callable[[Path], None], name: str, **options: Any) -> str:
     """Upload what `save` writes to owner/name. Failures of the upload are a `ValueError` with advice."""
     try:
         return HubModel(save).push_to_hub(name, **options)
-    except (TypeError, ValueError):  # what was asked is wrong, and they say how
+    except (TypeError, ValueError):  # invalid arguments, with messages that explain them
         raise
-    except Exception as error:  # no network, no token, no right to: each is another one
+    except Exception as error:  # no network, no token or no permission: each raises another error
         raise ValueError(
             f"{name} could not be uploaded to the hub ({type(error).__name__}); check the network "
             "connection and that you are logged in with a token that can write (hf auth login)"

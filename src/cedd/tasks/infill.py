@@ -1,7 +1,7 @@
-"""Filling blanks: "The ____ sat on the ____." keeps all that is given, and the model writes the rest.
+"""Filling blanks: in "The ____ sat on the ____." the given text is kept, and the model writes the rest.
 
-A blank is three or more underscores: as many tokens as it has underscores, or as many as ____{12} says. A brace right
-after it is the one of its width, whatever is in it; ____{4}{ is a blank before a brace of the text.
+A blank is three or more underscores, with one token per underscore, or ____{12} with 12 tokens. A brace directly after
+the underscores always belongs to the blank; ____{4}{ is a blank followed by a brace of the text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MOST_BLANK = 1_000_000
 MOST_SHOWN = 40
 """Characters of a wrong brace in an error message."""
 BLANK = re.compile(r"(_{3,})(\{(?:([+-]?\d+)\})?)?")
-"""The underscores, and the brace after them, with its number if it has one and nothing else."""
+"""The underscores, and the brace after them with its number, if it contains only a number."""
 
 
 def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> Template:
-    """The text cut at its blanks, which may have `most` tokens together."""
+    """The text split at its blanks, which may have at most `most` tokens in total."""
     check_text(text, "what is filled")
     parts: list[str | int] = []
     end = 0
@@ -47,7 +47,7 @@ def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> T
 
 
 def _shown(text: str, blank: re.Match[str]) -> str:
-    """A blank and its brace, as far as they fit a message, and its line where there are several."""
+    """A blank and its brace, shortened for a message, and its line number if the text has several lines."""
     rest = text[blank.start(2) :].partition("\n")[0]
     inside, closing, _ = rest.partition("}")
     shown = inside + closing
@@ -57,7 +57,7 @@ def _shown(text: str, blank: re.Match[str]) -> str:
 
 
 Constraints = Constraint | Language | Sequence[Language | None]
-"""On the tokens; or a language for the text of each blank, or one of them per blank (None: any text)."""
+"""A constraint on the tokens; or a language for all blanks, or a list with one per blank (None: any text)."""
 
 
 def infill(
@@ -68,7 +68,7 @@ def infill(
     constraint: Constraints | None = None,
     options: SamplingOptions | None = None,
 ) -> list[str]:
-    """n ways to fill the blanks of `text`, whose other characters are in all of them exactly."""
+    """n texts with the blanks of `text` filled; all other characters are unchanged."""
     template = parse_template(text, loaded.tokenizer)
     if isinstance(constraint, Language):
         constraint = [constraint] * len(template.blanks)

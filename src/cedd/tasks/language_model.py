@@ -66,7 +66,7 @@ class Perplexity(float):
     ci95: tuple[float, float]
     tokens: int
     unknown_share: float
-    """Share of the tokens that stand for characters unknown to the tokenizer."""
+    """Share of tokens that replace characters unknown to the tokenizer."""
     bound: str
     """exact, tight or importance."""
 
@@ -86,7 +86,7 @@ class Perplexity(float):
 
     @classmethod
     def exactly(cls, nats: float, tokens: int, unknown_share: float) -> Perplexity:
-        """The perplexity of a text whose -log p is known."""
+        """The perplexity for an exact -log p."""
         each = nats / tokens
         return cls(each, 0.0, (exp_or_inf(each), exp_or_inf(each)), tokens, unknown_share, "exact")
 
@@ -111,7 +111,7 @@ class LanguageModel(LoadedModel):
     """The result of training, for a model that `cedd.train` returns."""
 
     def original_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
-        """What the original network of an imported model returns for its own ids [B, L]: [B, L, rows], with a column
+        """The outputs [B, L, rows] of the original network of an imported model for its own ids [B, L], with a column
         for the mask and without a shift.
 
         Args:

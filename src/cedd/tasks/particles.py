@@ -37,7 +37,7 @@ class WeightedTexts:
 
 
 def weighted_texts(template: Template, loaded: LoadedModel, n: int, options: SamplingOptions) -> list[WeightedTexts]:
-    """n sets of weighted texts for a template, with as many texts per set as the options have particles."""
+    """n sets of weighted texts for a template, with one text per particle."""
     found: list[ParticleSet] = []
     template.draw(loaded, n, replace(options, on_particles=found.append))
     made: list[WeightedTexts] = []

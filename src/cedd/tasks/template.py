@@ -1,11 +1,11 @@
-"""A text with blanks: the given text is returned character for character, and the model writes the blanks.
+"""A text with blanks: the given text is kept character for character, and the model writes the blanks.
 
 Shapes: L tokens, of the given text and of the blanks.
 
 The model reads any text (`encode_verbatim`): unknown characters as similar known ones, and \\r\\n as \\n. The output
 contains the user's own text, not the encoded one. In vocabularies where a space belongs to the following word, the
-first token of a blank begins with the space before the blank, which the output has once. A blank at the beginning of a
-text also begins with a whole word, without the space.
+first token of a blank begins with the space before the blank, which appears once in the output. A blank at the
+beginning of a text also begins with a whole word, without the space.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Given:
     text: str
     ids: Ids
     hides_space: bool = False
-    """Whether its tokens are those of the text without its last character, a space."""
+    """Whether the tokens leave out the last character of the text, a space."""
 
     @property
     def width(self) -> int:
@@ -57,32 +57,32 @@ class Blank:
     after_space: bool = False
     """Whether the part before ends with a space that is not among its tokens."""
     begins_text: bool = False
-    """Whether the text begins with it, as with a word whose space is not written."""
+    """Whether the text begins with this blank, so that the space of its first word is removed."""
     language: Language | None = None
-    """What its text must be in."""
+    """The language of its text."""
     may_end: bool = False
-    """Whether that text may end before the tokens do."""
+    """Whether the text may end before the last token of the blank."""
 
     @property
     def begins_word(self) -> bool:
-        """Whether its first token is one with a space."""
+        """Whether the first token must begin with a space."""
         return self.after_space or self.begins_text
 
     def write(self, text: str) -> str:
-        """What the model wrote, less the space that is there already."""
+        """The text that the model wrote, without a space that the given text already has."""
         return text.removeprefix(" ") if self.begins_word else text
 
 
 @dataclass(frozen=True)
 class Template:
-    """Parts in the order of the text. Each is read by itself, so that no token spans the edge of a blank."""
+    """The parts of the text in order. Each is tokenized separately, so that no token crosses the edge of a blank."""
 
     parts: Sequence[Given | Blank]
     tokenizer: Tokenizer
 
     @classmethod
     def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
-        """Of texts that are given and widths of blanks."""
+        """A template from given texts (str) and widths of blanks (int)."""
         made: list[Given | Blank] = []
         begins = tokenizer.words_begin_with_spaces and any(isinstance(part, str) and part for part in parts)
         for part, following in itertools.zip_longest(parts, parts[1:]):
@@ -117,7 +117,7 @@ class Template:
 
         Args:
             languages: one per blank.
-            may_end: whether these texts may end before the tokens do.
+            may_end: whether these texts may end before the last token of their blank.
         """
         blanks = sum(isinstance(part, Blank) for part in self.parts)
         if len(languages) != blanks:
@@ -143,8 +143,8 @@ class Template:
 
     @property
     def only(self) -> AllowedTokens | None:
-        """That blanks which begin with a word begin with its space; None where none do. The languages of those that
-        have one say so themselves."""
+        """A constraint: the first token of a blank that begins with a word begins with a space; None if there are no
+        such blanks. Blanks with a language need none, because the language includes the space."""
         starts = [
             place.start
             for part, place in self.placed
@@ -158,31 +158,31 @@ class Template:
 
     @property
     def held(self) -> Fixed:
-        """What is given, and what blanks are made of."""
+        """The constraint that fixes the given tokens, and includes the languages of blanks."""
         if self.spans:
             return LanguageConstraint(self.ids, self.given, self.only, self.spans)
         return Fixed(self.ids, self.given, self.only)
 
     @property
     def constraint(self) -> Fixed | None:
-        """The same; None where it says nothing."""
+        """The same; None if it has no effect."""
         held = self.held
         return held if held.where.any() or held.only is not None or self.spans else None
 
     @property
     def placed(self) -> Iterator[tuple[Given | Blank, slice]]:
-        """The parts, and where their tokens are."""
+        """The parts, with the slices of their tokens."""
         ends = list(itertools.accumulate((part.width for part in self.parts), initial=0))
         return zip(self.parts, itertools.starmap(slice, itertools.pairwise(ends)), strict=True)
 
     @property
     def blanks(self) -> list[range]:
-        """Where the tokens of the blanks are."""
+        """The slices of the tokens of the blanks."""
         return [range(place.start, place.stop) for part, place in self.placed if isinstance(part, Blank)]
 
     @property
     def characters(self) -> dict[int, str]:
-        """The given characters, as they can be shown, by the positions of their tokens, where tokens are characters."""
+        """The given characters in displayable form, by position; empty unless tokens are characters."""
         if self.tokenizer.characters is None:
             return {}
         shown: dict[int, str] = {}
@@ -193,9 +193,8 @@ class Template:
         return shown
 
     def write(self, ids: Ids, stop: Sequence[int] = ()) -> str:
-        """What is given as it was given, and in the blanks what the tokens [L] say there, up to a token of `stop`.
-
-        Lines end there as all that are given do.
+        """The text for tokens [L]: the given parts unchanged, and the blanks decoded up to a token of `stop`, with the
+        line ends of the given text.
         """
         given = "_".join(part.text for part in self.parts if isinstance(part, Given))
         ends = "\r\n" if 0 < given.count("\n") == given.count("\r\n") else "\n"
@@ -206,13 +205,14 @@ class Template:
         return text
 
     def written(self, ids: Ids, stop: Sequence[int]) -> tuple[int, bool]:
-        """How many of the tokens [L] were written in the blanks, up to those of `stop`, and whether there was one."""
+        """The number of tokens in the blanks of tokens [L], up to those of `stop`, and whether there is a `stop`
+        token."""
         parts = [ids[place] for part, place in self.placed if isinstance(part, Blank)]
         ended = [len(_before(part, stop)) < len(part) for part in parts]
         return sum(len(_before(part, stop)) for part in parts) + sum(ended), any(ended)
 
     def _written(self, blank: Blank, ids: Ids, ends: str, follows: bool) -> str:
-        """The text of a blank's tokens, which follows another or begins the whole."""
+        """The text of a blank's tokens, after the preceding text."""
         if blank.may_end:
             last = np.flatnonzero(np.isin(ids, self.tokenizer.ends))
             ids = ids[: last[0]] if len(last) else ids
@@ -222,9 +222,10 @@ class Template:
     def draw(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, constraint: Constraint | None = None
     ) -> torch.Tensor:
-        """n ways to fill it, as tokens [n, L]; more tokens than the model reads in windows around the blanks.
+        """n filled templates as tokens [n, L]; templates above the context length are filled in windows around the
+        blanks.
 
-        constraint: on the tokens, next to what is given.
+        constraint: an additional constraint on the tokens.
         """
         if not (isinstance(n, Integral) and n >= 1):
             raise ValueError(f"n must be at least 1 (got {n})")
@@ -246,7 +247,7 @@ class Template:
         return draw_windows(loaded, self.held, windows, n, options)
 
     def _with_reward_of_texts(self, options: SamplingOptions) -> SamplingOptions:
-        """Options whose reward takes texts as tokens."""
+        """The options with a reward of tokens instead of texts."""
         if (reward := options.reward) is None:
             return options
         return replace(options, reward=lambda tokens: reward([self.write(row.cpu().numpy()) for row in tokens]))
@@ -254,12 +255,12 @@ class Template:
     def fill(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, constraint: Constraint | None = None
     ) -> list[str]:
-        """The same as texts."""
+        """The same, as texts."""
         stop = () if options is None else options.stop
         return [self.write(row.numpy(), stop) for row in self.draw(loaded, n, options, constraint)]
 
 
 def _before(ids: Ids, stop: Sequence[int]) -> Ids:
-    """The tokens before the first of some."""
+    """The tokens before the first of the `stop` tokens."""
     ends = np.flatnonzero(np.isin(ids, stop))
     return ids[: int(ends[0])] if len(ends) else ids

@@ -3,9 +3,9 @@
 Shapes: B texts, L tokens of a text, N tokens of the context.
 
 Every window has N tokens. Blanks within half of that are filled together, in a window with them in its middle, as far
-as the ends of the text allow. A window that would end within a later blank, of which nothing is known yet, ends before
-it. A wider blank is filled in equal parts of at most half a window, each in the window that ends with it, except for
-the last, which also has the text after the blank as context.
+as the ends of the text allow. A window that would end within a later, still unknown blank ends before it. A wider blank
+is filled in equal parts of at most half a window, each in the window that ends with it, except for the last, which also
+has the text after the blank as context.
 
 A window contains its given tokens and those filled by earlier windows. Later blanks in it are drawn with the others and
 discarded, so that the kept tokens are drawn from the model's law with these tokens unknown.
@@ -76,7 +76,7 @@ def draw_windows(
     n: int,
     options: SamplingOptions,
 ) -> Tensor:
-    """n ways to fill the tokens [L] that are not held, as tokens [n, L].
+    """n fillings of the positions [L] that are not fixed, as tokens [n, L].
 
     The callback sees whole texts, with token V in blanks that have not been filled yet, as if of one run whose time
     goes from 1 to 0 over all windows.
@@ -94,16 +94,16 @@ def _draw_part(
     seeds: Sequence[int],
     options: SamplingOptions,
 ) -> Tensor:
-    """[B, L] for seeds [B]. A window of a text has a seed of its own, or like blanks would be filled alike."""
+    """[B, L] for seeds [B]. Every window has its own seed; otherwise equal blanks would be filled identically."""
     x = held.tokens.where(held.where, loaded.process.vocab_size).repeat(len(seeds), 1)
     own, steps = [text_seeds(seed, len(windows)) for seed in seeds], itertools.count()
 
     def seen(number: int, window: Window, watch: Callback) -> Callback:
-        begun = rows = 0  # those of the batch that were drawn before, and those under way
+        begun = rows = 0  # rows that were drawn before, and those in progress
 
         def show(step: int, t: float, part: Tensor) -> None:
             nonlocal begun, rows
-            if step == 0:  # the next rows begin, or the same ones anew, fewer at once, where memory ran out
+            if step == 0:  # the next rows, or the same ones again in smaller batches after memory ran out
                 begun, rows = min(begun + rows, len(x) - len(part)), len(part)
             x[begun : begun + rows, window.first : window.last] = _decided(window, part).cpu()
             done = (begun + rows * (1 - t)) / len(x)
@@ -128,7 +128,7 @@ def _draw_part(
 
 
 def _with_spans(fixed: Fixed, held: Fixed, window: Window) -> Fixed:
-    """What is fixed in a window, with the languages of the blanks that it decides."""
+    """The constraint of a window: fixed tokens, and the languages of the blanks that it decides."""
     if not isinstance(held, LanguageConstraint):
         return fixed
     spans = [span for span in held.spans if window.first <= span.start and span.stop <= window.last]

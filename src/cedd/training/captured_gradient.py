@@ -2,7 +2,7 @@
 
 A step on 32 x 128 tokens is about a thousand kernels of a few microseconds each. Launched one by one, they wait for the
 host; recorded in a graph, they are launched by one call. All tensors of a graph keep their addresses: batches are
-copied into the tensors of the recording, and the gradients stay where the graph writes them.
+copied into the tensors of the recording, and the gradients keep the addresses that the graph writes to.
 """
 
 from __future__ import annotations

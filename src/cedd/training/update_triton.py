@@ -26,10 +26,10 @@ from torch import Tensor
 
 BLOCK = 1024
 WARPS = 8
-"""Of a program that updates float32: a thread holds four entries of each tensor, 16 bytes."""
+"""Block size of programs that update float32: a thread holds four entries of each tensor, 16 bytes."""
 
 NORM_WARPS = 2
-"""Of a program that only reads, mostly bfloat16: two loads of 16 bytes per thread."""
+"""Block size of programs that only read, mostly bfloat16: two loads of 16 bytes per thread."""
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _addresses(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl
 
 @triton.jit
 def _block(which, starts, sizes, BLOCK: tl.constexpr):
-    """This program's tensor, where its block starts there, the tensor's size, and the block's offsets."""
+    """This program's tensor, the start of its block in it, the tensor's size, and the block's offsets."""
     program = tl.program_id(0)
     index = tl.load(which + program)
     start = tl.load(starts + program)
@@ -142,7 +142,7 @@ def _update_kernel(
 
 @triton.jit
 def _look_ahead_block(momenta, gradients, directions, inside, keep, scale, finite, FULL: tl.constexpr):
-    """A block of the new momentum, and of the look ahead along it: as it was, and 0, if the step is not finite."""
+    """A block of the new momentum and of the look ahead; if the step is not finite, the old momentum and 0."""
     momentum, gradient = _read(momenta, inside, FULL), _read(gradients, inside, FULL) * scale
     moved = gradient + (momentum - gradient) * keep
     ahead = gradient + (moved - gradient) * keep
@@ -220,7 +220,7 @@ class _Group:
     """[6, members] int64: of values, gradients, moments, averages and copies."""
     sizes: Tensor
     which: Tensor
-    """[programs]: a program's tensor, and where its block starts there."""
+    """[programs]: a program's tensor, and the start of its block in it."""
     starts: Tensor
     partial: Tensor
     """[programs]: sums of squares."""
