@@ -34,9 +34,9 @@ from cedd.schedules import Schedule, Time, check_time, double
 TimeFunction = Callable[[Tensor], Tensor | float]
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST_RISE = 0.2
-"""Of Hybrid: with a smaller power the smallest positive time of float64 has a sigma that matters."""
+"""Lower limit of Hybrid's `rise`: with a smaller power sigma is not small at the smallest positive float64."""
 _SMALLEST_EPS = 1e-12
-"""Of Hybrid: t has 16 digits, so that 1 - t has four of them left at the end."""
+"""Lower limit of Hybrid's `eps`: t has 16 digits, which leaves 1 - t with four of them at the end."""
 
 
 CLOCKS: dict[str, type[Clocks]] = {}
@@ -46,7 +46,7 @@ SHARES: dict[str, Any] = {}
 
 
 class Clocks(Part, ABC):
-    """alpha and beta with their rates: four functions of t are enough. A field `schedule` is what they run on."""
+    """alpha, beta and their rates, as four functions of t. A field `schedule` is the schedule that they run on."""
 
     table: ClassVar[Table] = Table("clocks", "cedd.clocks.CLOCKS", CLOCKS)
     parts: ClassVar[Mapping[str, Table]] = {
@@ -80,7 +80,7 @@ class Clocks(Part, ABC):
         """beta'(t)."""
 
     def both(self, t: Time) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """alpha, beta, alpha' and beta', which may have parts in common."""
+        """alpha, beta, alpha' and beta', computed together."""
         return self.alpha(t), self.beta(t), self.alpha_rate(t), self.beta_rate(t)
 
     def total(self, t: Time) -> Tensor:
@@ -224,7 +224,7 @@ class Hybrid(Clocks):
         return 2 ** (self.rise + self.fall) * self.p_u / (1 - self.p_u)
 
     def _parts(self, t: Time) -> tuple[Tensor, Tensor, Tensor]:
-        """t as the formulas have it, 1 - t, and c."""
+        """t of the formulas, 1 - t, and c."""
         time = check_time(t)
         time = time - (time - (1 - self.eps)).clamp_min(0.0) / 2
         rest = 1 - time
@@ -266,7 +266,7 @@ class Hybrid(Clocks):
 
 
 class _SharedSchedule(Clocks):
-    """Two clocks that share a schedule by a share of masking, which is refused where a clock would run backwards."""
+    """Two clocks that divide a schedule by a share of masking; raises a ValueError if a clock would run backwards."""
 
     schedule: Schedule
 
@@ -284,8 +284,8 @@ class _SharedSchedule(Clocks):
     def _require_monotone(self, name: str, share: TimeFunction, advice: str, *, may_jump: bool) -> None:
         """Refuse a share with which a clock would have to run backwards, naming the first time at which one does.
 
-        A rate finds a clock that turns; where the share itself makes the clock (`may_jump`), only its values find one
-        that jumps, or starts below 0.
+        The rates find a decreasing clock. If the clock is the share times sigma (`may_jump`), only its values show a
+        jump or a start below 0.
         """
         clocks = {"mask": (self.alpha, self.alpha_rate), "shuffle": (self.beta, self.beta_rate)}
         found = [
@@ -318,7 +318,7 @@ def first_negative(rate: Callable[[Tensor], Tensor]) -> float | None:
 
 
 def first_decrease(clock: Callable[[Tensor], Tensor]) -> float | None:
-    """The first t in (0, 1] before which clock(t), 0 at 0, falls: found on a grid, pinned down by bisection."""
+    """The first t in (0, 1] before which clock(t), 0 at 0, decreases: found on a grid and refined by bisection."""
     grid = _grid()
     values = clock(grid)
     before = torch.cat([torch.zeros(1, dtype=torch.float64), values[:-1]])
@@ -342,8 +342,8 @@ def _pin_down(grid: Tensor, bad: Tensor, is_bad: Callable[[Tensor, int], bool]) 
 
 
 def check_clocks(clocks: Clocks) -> None:
-    """Refuse clocks that depend on more than time, do not start at 0, run backwards, both stand still, or whose rates
-    are not their slopes."""
+    """Raise a ValueError for clocks that depend on more than time, do not start at 0, decrease, are both constant, or
+    whose rates are not their derivatives."""
     if vars(type(clocks)).get("valid", False):
         return
     named = {"alpha": (clocks.alpha, clocks.alpha_rate), "beta": (clocks.beta, clocks.beta_rate)}

@@ -59,7 +59,7 @@ class Method:
             )
 
     def check(self, process: TokenProcess) -> None:
-        """Refuse a process that makes no sense, saying what to use instead."""
+        """Raise a ValueError for an unsupported process; the message names an alternative."""
         if not isinstance(process, TokenProcess):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 "a process is a TokenProcess: absorb(), uniform(), roulette(), eroulette(), hybrid(), or "
@@ -68,7 +68,7 @@ class Method:
         self.dynamics.check_process(process)
 
     def check_bound(self, bound: str, time_floor: float | None = None) -> None:
-        """Refuse a bound that the method has not, and an end of the path that is none."""
+        """Raise a ValueError for a bound that the method does not have, or an invalid end of the path."""
         if bound not in BOUNDS:
             raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
         if bound not in self.dynamics.bounds:
@@ -98,7 +98,7 @@ class Method:
         return self.dynamics.end(self.parameterization, process) > 0
 
     def with_stop(self, stop: float) -> Method:
-        """The same with another time at which a path that has to stop short of t = 0 does so."""
+        """The same with another end of a path that has to end before t = 0."""
         if not isinstance(self.dynamics, Reversal | Flow):
             return self
         if not 0 < stop < 1:
@@ -120,7 +120,7 @@ class Method:
         return replace(self, block=None)
 
     def check_whole(self, what: str) -> None:
-        """Refuse something that reads a text from both sides, where texts are written block by block."""
+        """Raise a ValueError for a use that reads a text from both sides, if texts are written block by block."""
         if self.block is not None:
             raise ValueError(f"{what} is not available for models that write blocks (of {self.block} tokens)")
 
@@ -129,7 +129,7 @@ class Method:
         return blocks_of(length, self.block)
 
     def with_sigma_floor(self, floor: float) -> Method:
-        """The same with another floor of sigma in the denoiser's ratios; as it is for other parameterizations."""
+        """The same with another floor of sigma in the denoiser's ratios; unchanged for other parameterizations."""
         if not isinstance(self.parameterization, Denoiser):
             return self
         return replace(self, parameterization=replace(self.parameterization, sigma_floor=floor))

@@ -25,15 +25,15 @@ from cedd.storage import JSONMapping
 
 Time = Tensor | float
 _LARGEST_SIGMA = 700.0
-"""The largest sigma_max: exp(-sigma) underflows in float64 from 745 on."""
+"""The largest sigma_max: exp(-sigma) underflows in float64 above 745."""
 _SMALLEST_EPS = 1e-12
-"""1 - eps has 16 digits: of a smaller eps, fewer than four would be left."""
+"""Smallest eps: 1 - eps has 16 digits, which leave four of eps."""
 _LARGEST_POWER = 1e20
 
 
 def double(value: Tensor | float) -> Tensor:
     """The value as a float64 tensor (on the CPU where the device has no float64)."""
-    if isinstance(value, Tensor) and value.dtype == torch.float64:  # most are; its device has float64, then
+    if isinstance(value, Tensor) and value.dtype == torch.float64:  # the usual case; the device then supports float64
         return value
     # A Python float must not pass through torch's default dtype: float32 would keep 7 of its digits.
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
@@ -45,7 +45,7 @@ def check_time(t: Time) -> Tensor:
     time = double(t)
     if time.numel():
         ends = time.aminmax()  # both are nan if one of the times is
-        # From a GPU at once, since it is waited for.
+        # Together, because reading from a GPU synchronizes.
         low, high = (end.item() for end in (ends if time.is_cpu else torch.stack(ends).cpu()))
         if not (low >= 0 and high <= 1):
             bad = time[~((time >= 0) & (time <= 1))].flatten()[0].item()

@@ -101,7 +101,7 @@ def encode_verbatim(tokenizer: Tokenizer, text: str) -> Ids:
 
 
 def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that stand for no text, among them the one for unknown characters where it is none itself (U+FFFD)."""
+    """Tokens without text, including the one for unknown characters if it is U+FFFD."""
     table = tokenizer.characters
     unknown = (table[REPLACEMENT],) if table is not None and tokenizer.unknown == REPLACEMENT else ()
     return (*unknown, *tokenizer.silent)
@@ -113,10 +113,9 @@ def unknown_share(
     most: float = MAX_UNKNOWN_SHARE,
     unless: str = "; --max-unknown (max_unknown=) allows more",
 ) -> float:
-    """The share of tokens that stand for characters outside the alphabet; refused above `most`, unless what is said.
-
-    They are all one token, and a network finds it easy to guess one token: what it says of a text that it cannot read
-    is a good figure that means nothing.
+    """The share of tokens that replace characters outside the alphabet; raises a ValueError above `most`, whose message
+    ends with `unless`. All such characters become one token, which is easy to predict, so a perplexity on such a text
+    is low but meaningless.
     """
     table = tokenizer.characters
     if table is None or tokenizer.unknown is None or not ids.size:

@@ -1,7 +1,7 @@
-"""Languages compiled for a tokenizer, kept in memory and, where that took long, on disk.
+"""Languages compiled for a tokenizer, cached in memory and, if compilation was slow, on disk.
 
 A compiled language is a file of the cache folder, `constraints/KEY.safetensors`, whose name is the hash of the
-language, of what the tokens write, and of this format. It holds arrays only. A file that is damaged is made again.
+language, the texts of the tokens, and the format. It contains arrays only. A damaged file is replaced.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cedd.storage import atomic_file, json_sha256
 
 FORMAT = "cedd-token-language-1"
 SLOW = 0.3
-"""Seconds of compiling from which on a language is kept on disk."""
+"""Seconds of compilation from which a language is cached on disk."""
 MOST_FILES = 256
-"""Kept on disk; the oldest go."""
+"""Largest number of files on disk; the oldest are removed."""
 
 
 def token_language(
@@ -58,7 +58,7 @@ def _compiled(language: Language, tokenizer: Tokenizer, may_end: bool, before: s
 
 
 def _read(file: Path) -> TokenAutomaton | None:
-    """The automaton of a file; None if there is none, or it is damaged."""
+    """The automaton in a file; None if the file is missing or damaged."""
     try:
         arrays: dict[str, NDArray[np.int32]] = load_file(file)
         transitions = Transitions(arrays["source"], arrays["label"], arrays["target"])
@@ -72,7 +72,7 @@ def _read(file: Path) -> TokenAutomaton | None:
 
 
 def _write(file: Path, automaton: TokenAutomaton) -> None:
-    """Keep an automaton; a folder that cannot be written is no reason to fail."""
+    """Write an automaton to a file; errors are ignored."""
     arrays = dict(automaton.transitions._asdict(), classes=automaton.classes, accepting=automaton.accepting)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

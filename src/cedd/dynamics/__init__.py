@@ -1,4 +1,4 @@
-"""What a model has learned to run backwards: time reversal, flow matching, or the next token."""
+"""Dynamics, the process that a model runs backwards: time reversal, flow matching, or the next token."""
 
 from cedd.dynamics.causal import Causal
 from cedd.dynamics.dynamics import BOUNDS, DYNAMICS, Bound, Dynamics

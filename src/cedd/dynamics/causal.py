@@ -2,7 +2,7 @@
 
 Shapes: B batch, L positions, V vocabulary.
 
-The network is shown a start symbol and then the tokens but the last; its row i is the law of token i.
+The network's input is a start symbol and then all tokens but the last; row i of its output is the law of token i.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cedd.row_sums import log_sum_exp
 
 
 def start_symbol(process: TokenProcess) -> int:
-    """The symbol before the first token: the mask, or token 0 where there is none (any constant will do)."""
+    """The symbol before the first token: the mask, or token 0 if there is no mask (any constant works)."""
     return process.vocab_size if process.has_mask else 0
 
 

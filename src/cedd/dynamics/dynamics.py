@@ -1,4 +1,4 @@
-"""What a model has learned to run backwards: the questions that losses, bounds and samplers ask.
+"""The interface of dynamics, the process that a model runs backwards, for losses, bounds and samplers.
 
 Shapes: B batch, L positions, V vocabulary; [*S] any common shape.
 
@@ -39,39 +39,39 @@ class Dynamics(Part, ABC):
     table: ClassVar[Table] = Table("dynamics", "cedd.dynamics.DYNAMICS", DYNAMICS)
 
     noisy: ClassVar[bool] = True
-    """Whether the network sees noisy text. If not, the model has an exact likelihood, `token_nats`, instead of a path,
-    and a sampler of its own instead of step rules."""
+    """Whether the network's input is noisy text. Otherwise the model has an exact likelihood, `token_nats`, instead of
+    a path, and its own sampler instead of step rules."""
     sampler: ClassVar[str] = "analytic"
-    """The name of the sampler that is used unless another is asked for (`samplers.SAMPLERS`)."""
+    """The name of the default sampler (`samplers.SAMPLERS`)."""
     bounds: ClassVar[tuple[Bound, ...]] = BOUNDS
-    """The bounds that there are."""
+    """The available bounds."""
     grid: ClassVar[str] = "kept"
-    """The time grid on which a sampler comes closest to the path with a given number of steps (`samplers.grids`)."""
+    """The default time grid, with the smallest error for a given number of steps (`samplers.grids`)."""
     stop: float = 0.0
-    """The time at which a path that has to stop short of t = 0 does so."""
+    """The time at which the path ends if it has to end before t = 0."""
 
     # What can be combined
 
     def check_parts(self, parameterization: Parameterization, objective: Objective) -> None:
-        """Refuse parts that make no sense with these dynamics, saying what to use instead."""
+        """Raise a ValueError for parts that these dynamics do not support; the message names an alternative."""
         del parameterization, objective
 
     def check_process(self, process: TokenProcess) -> None:
-        """Refuse a process that makes no sense with these dynamics, saying what to use instead."""
+        """Raise a ValueError for a process that these dynamics do not support; the message names an alternative."""
         del process
 
     def check_held(self, held: Tensor) -> None:
-        """Refuse to sample around what is given, held [B, L] bool, where these dynamics cannot."""
+        """Raise a ValueError if these dynamics cannot sample with the positions `held` [B, L] (bool) given."""
         del held
 
     def with_corrector(self, corrector: object) -> Dynamics:
-        """The same with a corrector, where there is one."""
+        """The same dynamics with a corrector."""
         raise ValueError("the corrector belongs to flow matching; use method='dfm', or leave it out")
 
     # Where the path ends
 
     def end(self, parameterization: Parameterization, process: TokenProcess) -> float:
-        """The time at which the path ends, of the bound `tight` as of a sampler: there x_0 is drawn from x_t."""
+        """The time at which the path of `tight` and of samplers ends, and x_0 is drawn from x_t."""
         del parameterization, process
         return self.stop
 
@@ -82,11 +82,11 @@ class Dynamics(Part, ABC):
     # Training
 
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
-        """Where the network's outputs matter, in the loss as in a step: [*S] bool."""
+        """The positions at which the network's outputs are used, in the loss and in a step: [*S] bool."""
         return can_jump(x_t, noise)
 
     def network_input(self, x0: Tensor, x_t: Tensor, process: TokenProcess) -> Tensor:
-        """What the network is shown in training: the noisy tokens."""
+        """The network's input in training: the noisy tokens."""
         return x_t
 
     # Bounds
@@ -101,17 +101,17 @@ class Dynamics(Part, ABC):
         """
 
     def token_nats(self, network: Network, process: TokenProcess, x0: Tensor) -> Tensor:
-        """-log p(x_i | ...) of each token, [B, L] float64, where the likelihood is known exactly."""
+        """-log p(x_i | ...) of each token, [B, L] float64, if the likelihood is exact."""
         raise NotImplementedError
 
     # Sampling
 
     @abstractmethod
     def rules(self) -> Mapping[str, StepRule]:
-        """The laws of one step back, by name; there is always `analytic`."""
+        """The step rules by name, including `analytic`."""
 
     def last_rule(self, parameterization: Parameterization, process: TokenProcess) -> StepRule:
-        """The law of the step to t = 0, which denoises whatever the rule."""
+        """The rule of the step to t = 0, which denoises."""
         del parameterization, process
         return self.rules()["analytic"]
 

@@ -16,8 +16,9 @@ of its appendix B; x0 here is its x_1)
 
 As t -> 0 the unmasked term is of the order of (1 - p(x_t)) / t: unless the network copies unmasked tokens perfectly,
 the integral down to 0 diverges and so does the bound, since the flow then moves tokens infinitely often. A sampler
-stops before. So does the bound: at t = `low` the masks that are left are drawn from the prediction, at -log p(x0) each,
-and the tokens stay. This, with KL(p_{1|0} || p_r) at the other end, is a true bound on what such a sampler draws.
+therefore stops earlier, and so does the bound: at t = `low` the remaining masks are drawn from the prediction, at a
+cost of -log p(x0) each, and the tokens stay. With KL(p_{1|0} || p_r) at the other end this is a valid bound for such a
+sampler.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ NO_CORRECTOR = Corrector(strength=0.0)
 
 @dataclass(frozen=True)
 class Flow(Dynamics):
-    """The velocity of the module's head, with a corrector or without."""
+    """The velocity at the top of this file, with or without a corrector."""
 
     parts: ClassVar[Mapping[str, Table]] = {"corrector": Table("corrector", "", {"corrector": Corrector})}
     corrector: Corrector = NO_CORRECTOR
@@ -113,7 +114,7 @@ class Flow(Dynamics):
         return False
 
     def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """The velocity of the module's head, where kappa = alive: a alpha' / (exp(alpha) - 1) f_y, masked or not, and
+        """The velocity at the top of this file, with kappa = alive: a alpha' / (exp(alpha) - 1) f_y, masked or not, and
         b alpha' from a token to the mask."""
         masked, excess = noise.is_mask(x_t), self.corrector.excess(noise.t)
         speed = (1 + excess) * noise.alpha_rate / noise.expm1_alpha
@@ -128,7 +129,7 @@ class Flow(Dynamics):
 
 @dataclass(frozen=True)
 class FlowPath(PathCost):
-    """The integrand of the module's head."""
+    """The integrand at the top of this file."""
 
     corrector: Corrector = NO_CORRECTOR
 
@@ -139,7 +140,7 @@ class FlowPath(PathCost):
         noise, masked = rows.noise, rows.noise.is_mask(rows.x_t)
         normaliser = log_sum_exp(outputs)
         log_p = at_token(outputs, rows.x0).double() - normaliser
-        # 1 - p(x_t) as the sum over the other tokens: 1 minus a float32 number near 1 has no digits left
+        # 1 - p(x_t) as the sum over the other tokens, because 1 minus a float32 number near 1 is inaccurate
         others = log_sum_exp(outputs, rows.x_t)
         excess = self.corrector.excess(noise.t)
         unmasking = noise.alpha_rate / noise.expm1_alpha
@@ -166,7 +167,7 @@ def _integrated_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
 
 
 def _euler_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
-    """The same at the rates of t: h kappa'/(1-kappa) and h kappa'/kappa."""
+    """The same with the rates at t: h kappa'/(1-kappa) and h kappa'/kappa."""
     rate = (noise.t - earlier.t) * noise.alpha_rate
     return rate / noise.expm1_alpha.clamp_min(TINY), rate
 
@@ -213,7 +214,7 @@ def flow_rules(corrector: Corrector = NO_CORRECTOR) -> Mapping[str, StepRule]:
 
 
 def _fill_masks(score: AffineScore, earlier: Noise) -> Leap:
-    """Masks are drawn from f, tokens stay: the end that the bound pays for (the module's head)."""
+    """The last step: masks are drawn from f, tokens stay, as in the bound (see the top of this file)."""
     masked = score.masked.double()
     nothing = torch.zeros_like(masked)
     return Leap(1 - masked, nothing, nothing, masked)

@@ -1,6 +1,6 @@
-"""A bound as a path: what each position costs at each time, what is paid at the two ends.
+"""A bound as a path: the cost of each position at each time, and the costs of both ends.
 
-Shapes: B batch, L positions, V vocabulary; N rows are the positions that cost something.
+Shapes: B batch, L positions, V vocabulary; N rows are the positions with a cost.
 
 A position is in one of three cases: `same` (x_t = x0), `moved` (another token), `masked`.
 """
@@ -29,7 +29,7 @@ class Cases:
     masked: Tensor
 
     def pick(self, x_t: Tensor, x0: Tensor, noise: Noise) -> Tensor:
-        """The number of each position's case, for fields that broadcast with x_t."""
+        """The value for the case of each position, for fields that broadcast with x_t."""
         return torch.where(noise.is_mask(x_t), self.masked, torch.where(x_t == x0, self.same, self.moved))
 
     def stack(self) -> Tensor:
@@ -41,7 +41,7 @@ class Cases:
         return Cases(self.same / total, self.moved / total, self.masked / total)
 
     def mixed(self, other: Cases, share: Tensor) -> Cases:
-        """These numbers, but for a share of the other's."""
+        """A mixture: these numbers, with a share of the others."""
         pairs = ((self.same, other.same), (self.moved, other.moved), (self.masked, other.masked))
         return Cases(*[torch.where(share > 0, one + share * (two - one), one) for one, two in pairs])
 
@@ -52,45 +52,44 @@ def case_probabilities(kernel: Kernel) -> Cases:
 
 
 class PathCost(ABC):
-    """What a position costs at a time of the path: the integrand of a bound, row by row."""
+    """The cost of a position at a time of the path: the integrand of a bound, row by row."""
 
     @property
     def vanishes_in_noise(self) -> bool:
-        """Whether masks cost little where nearly all is masked, whatever the network says."""
+        """Whether masks cost little near t = 1, for every network."""
         return True
 
     @property
     def lasts_in_shuffles(self) -> bool:
-        """Whether a bad network can make tokens cost as much after many shuffles as after the first."""
+        """Whether, for a bad network, tokens can cost as much after many shuffles as after the first."""
         return False
 
     @abstractmethod
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
-        """Where the network is needed, [B, L] bool, for a noise with fields [B, L]. The others cost nothing."""
+        """The positions that need the network, [B, L] bool, for a noise with fields [B, L]. The others have no cost."""
 
     @abstractmethod
     def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
         """The cost of each row, outputs [N, V] -> [N] float64."""
 
     def plain(self, outputs: Tensor, rows: Rows) -> Tensor:
-        """The same for rows of any shape [*S], without shortcuts: what enumeration uses."""
+        """The same for rows of any shape [*S], without shortcuts, for enumeration."""
         return self.rows(outputs, rows)
 
     @abstractmethod
     def magnitude(self, noise: Noise) -> Cases:
-        """A guess of what the positions of each case cost at time t, all together; zero where a case costs nothing.
-
-        The scale of control variates, and what draws go by if `share` says nothing else: it biases no estimate.
+        """A guess of the total cost of the positions of each case at time t; zero for a case without a cost. It is the
+        scale of control variates and the default of `share`. It does not bias estimates.
         """
 
     def share(self, noise: Noise) -> Cases:
-        """q of the proposal, which sums to one: by that guess."""
+        """q of the proposal, which sums to one; by default in proportion to `guess`."""
         return self.magnitude(noise).normalised()
 
 
 @dataclass(frozen=True)
 class Reconstruction(PathCost):
-    """-log p(x_0 | x_t): what the data cost at the end of a path that stops short of t = 0.
+    """-log p(x_0 | x_t): the cost of the data at the end of a path that ends before t = 0.
 
     log_law: (outputs, x_t, noise) -> log p(x_0 | x_t), normalised over the V tokens.
     """
@@ -111,8 +110,8 @@ class Reconstruction(PathCost):
 class Target:
     """A bound in parts, in nats per token.
 
-    `scale` times the path from t = 1 to `low`, the reconstruction at its end if there is one, and what is known
-    without a network.
+    `scale` times the path from t = 1 to `low`, the reconstruction at its end if there is one, and the terms that do not
+    depend on the network.
     """
 
     path: PathCost

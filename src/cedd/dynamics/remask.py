@@ -1,13 +1,13 @@
-"""Remasking: tokens of an absorb process are masked again now and then, so that a mistake is not for ever.
+"""Remasking: tokens of an absorb process are sometimes masked again, so that mistakes can be corrected.
 
 Shapes: [*S] any common shape of positions.
 
-A token is masked again with probability r, and masks are revealed so much the sooner that the share of masks at every
-time is that of the process (ReMDM: Wang, Schiff, Sahoo and Kuleshov 2025):
+A token is masked again with probability r, and masks are revealed sooner, so that the share of masks at every time is
+that of the process (ReMDM: Wang, Schiff, Sahoo and Kuleshov 2025):
 
     a mask:   p(stays) = (a_s - alive_t r) / a_t,   else it becomes y with f_y          a token:   p(is masked) = r
 
-so r is at most min(1, a_s / alive_t). As a share of that (`rescaled`), or constant as long as it can be (`capped`).
+so r is at most min(1, a_s / alive_t): a share of this maximum (`rescaled`), or a constant up to it (`capped`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cedd.process import Noise, TokenProcess
 
 
 def remask_capped(most: float = 0.04) -> StepRule:
-    """r = min(most, what is possible)."""
+    """r = min(most, the maximum)."""
     return _remasking("remask-capped", most, lambda possible: possible.clamp_max(most))
 
 
 def remask_rescaled(share: float = 0.05) -> StepRule:
-    """r = share times what is possible."""
+    """r = share times the maximum."""
     return _remasking("remask-rescaled", share, lambda possible: share * possible)
 
 

@@ -18,10 +18,10 @@ same expectation. The three bounds are one integral plus constants that no model
     j1      E int l                                              the paper's J1
     j2      E int lbar - int E[out-rate] + H(p_r)                the paper's J2
 
-Where the path ends before t = 0. A schedule that starts at sigma_min > 0 ends it at x_{0+}. Ratios that grow like 1/t
-at clean tokens (ScaledScore on a process that shuffles) would make tokens jump infinitely often: their path is stopped
+Paths that end before t = 0. With a schedule that starts at sigma_min > 0 the path ends at x_{0+}. Ratios that grow like
+1/t at clean tokens (ScaledScore on a process that shuffles) would make tokens jump infinitely often, so their path ends
 at a small t0, and x_0 is drawn from x_{t0}. By the chain rule E[-log p(x_0 | x_{t0})] is added to `tight`. It is then a
-true bound on what a sampler draws that ends so too:
+valid bound for a sampler that ends in the same way:
 
     tight   E int_{t0}^1 l + KL(p_{1|0} || p_r) + E[-log p(x_0 | x_{t0})]
 
@@ -66,7 +66,7 @@ from cedd.process import Noise, TokenProcess
 from cedd.row_sums import log_sum_exp, score_sums, softplus_sum
 
 JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
-_LEAST_KEPT = 1e-7  # of tokens, for the guess that draws go by
+_LEAST_KEPT = 1e-7  # costs of tokens, for the guess of the proposal
 _EPSILON = torch.finfo(torch.float64).eps
 
 
@@ -74,7 +74,7 @@ _EPSILON = torch.finfo(torch.float64).eps
 class Reversal(Dynamics):
     """The time reversal of any process, by the ratios of any parameterization.
 
-    stop: t0 of the module's head, for parameterizations that need one.
+    stop: t0 at the top of this file, for parameterizations that need it.
     """
 
     stop: float = 1e-3
@@ -85,7 +85,7 @@ class Reversal(Dynamics):
     def target(
         self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
     ) -> Target:
-        """The module's head: `tight` ends at `low`, the paper's are cut there."""
+        """See the top of this file: `tight` ends at `low`, and the paper's bounds are cut there."""
         final, start = process.terminal(), float(process.kernel(max(low, JUST_AFTER_ZERO)).entropy)
         scale = 1.0 if bound == "tight" else 1 / (1 - low)
         jumps, jumps_since = process.integrated_out_rate(), process.integrated_out_rate(low)
@@ -244,7 +244,7 @@ def known_entropy(noise: Noise) -> Cases:
 
 
 def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
-    """By the rates at t; `stay` turns h sum_y Q_t(x, y) s_y into the probability of staying."""
+    """A rule with the rates at t; `stay` converts h sum_y Q_t(x, y) s_y to the probability of staying."""
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
         noise, masked = score.noise, score.masked
@@ -280,7 +280,7 @@ def _reversing(name: str, law: DenseLaw, stay: StayBySum | None = None) -> StepR
 
 
 RECONSTRUCTION = _reversing("reconstruction", _reconstruction_law)
-"""The step that a path which stops short of t = 0 ends with: what its bound pays for."""
+"""The last step of a path that ends before t = 0, as in its bound."""
 
 RULES: Mapping[str, StepRule] = {
     rule.name: rule

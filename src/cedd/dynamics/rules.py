@@ -31,7 +31,7 @@ StayBySum = Callable[[Tensor, Tensor, Noise, Noise], Tensor]
 
 
 def believing(sampler: str, parameterization: Parameterization) -> Affine:
-    """The parameterization by probabilities that a sampler needs; others are refused."""
+    """The parameterization by probabilities that a sampler needs; raises a ValueError for others."""
     if not isinstance(parameterization, Affine):
         raise ValueError(
             f"the sampler {sampler!r} needs probabilities, and this method's network gives ratios; "
@@ -41,30 +41,31 @@ def believing(sampler: str, parameterization: Parameterization) -> Affine:
 
 
 def _any_process(process: TokenProcess) -> None:
-    """Nothing to object to."""
+    """Accept any process."""
     del process
 
 
 @dataclass(frozen=True)
 class StepRule:
-    """The law of a step, said twice.
+    """The law of a step, in two forms.
 
     Args:
-        name: what the table and error messages call it.
-        leap: the law for networks that give probabilities, from what is known of the step and f at the token that is
-            there.
-        law: the law for any outputs, over the n states; `from_leap` makes it of the leap.
-        jump_first: a declaration: at a token, `stay` of the leap rises or falls with f_x, never both, and `remask` does
-            not depend on it; at a mask, neither depends on the network, and a mask that does not stay has a token to
-            become whatever f is (no `floor` so negative that none is left). Then the vocabulary is only asked where
-            something happens. `cedd.samplers.check_rule` finds out whether it is true.
-        only_reverses: a declaration: nothing moves but what the process has moved, masks, and tokens if it shuffles.
-        check: raises a ValueError for processes on which it makes no sense.
-        of_tensors: a declaration: the leap is made of operations on tensors alone and never looks at their values, so
-            that a GPU can record it.
-        needs_probabilities: a declaration: there is no law for networks that give ratios.
+        name: the name in the table and in error messages.
+        leap: the law for networks that output probabilities, from the noise at both ends and f at the current token.
+        law: the law for any outputs, over the n states; `from_leap` derives it from the leap.
+        jump_first: a declaration: at a token, `stay` of the leap is monotone in f_x, and `remask` does not depend on
+            it; at a mask, neither depends on the network, and for any f a mask that does not stay can become some token
+            (`floor` is not too negative). The head then runs only at positions that may jump.
+            `cedd.samplers.check_rule` verifies the declaration.
+        only_reverses: a declaration: only positions that the process may have changed can move: masks, and tokens if it
+            shuffles.
+        check: raises a ValueError for unsupported processes.
+        of_tensors: a declaration: the leap consists of tensor operations and never reads values on the host, so that a
+            GPU can record it.
+        needs_probabilities: a declaration: there is no law for networks that output ratios.
         stay: (sum of s_y over y != x_t, x_t, noise, earlier) -> the probability of staying that `law` has for ratios s,
-            or less; the larger the sum, the less. Too much would keep positions from moving, and nothing checks it.
+            or a lower bound on it, decreasing in the sum. A value that is too large keeps positions from moving; this
+            is not checked.
     """
 
     name: str
@@ -78,7 +79,7 @@ class StepRule:
     stay: StayBySum | None = None
 
     def check_method(self, parameterization: Parameterization) -> None:
-        """Refuse networks that give ratios where only the leap is known."""
+        """Raise a ValueError for networks that output ratios, if there is only a leap."""
         if self.needs_probabilities:
             believing(self.name, parameterization)
 
@@ -86,7 +87,7 @@ class StepRule:
     def from_leap(
         name: str, leap: AffineLaw, jump_first: bool = False, check: Callable[[TokenProcess], None] = _any_process
     ) -> StepRule:
-        """A rule for networks that give probabilities only, which is all that a leap needs."""
+        """A rule for networks that output probabilities, from its leap alone."""
 
         def law(
             parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise

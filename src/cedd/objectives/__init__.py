@@ -1,4 +1,4 @@
-"""Training objectives: what a row of outputs costs."""
+"""Training objectives: the loss of a row of outputs."""
 
 from cedd.objectives.cross_entropy import WEIGHTS, CrossEntropy
 from cedd.objectives.objective import OBJECTIVES, Objective, Rows

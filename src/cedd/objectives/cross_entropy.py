@@ -54,7 +54,7 @@ class CrossEntropyRows(ClosedForm):
     raise_by: Tensor
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The plain form, [N, V] -> [N], which every fused form must agree with."""
+        """The reference implementation, [N, V] -> [N], of the fused forms."""
         logits = full_precision(outputs)
         logits = logits.scatter_add(-1, self.raise_at[:, None], self.raise_by.to(logits)[:, None])
         picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)

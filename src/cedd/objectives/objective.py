@@ -53,7 +53,7 @@ class Objective(Part, ABC):
     table: ClassVar[Table] = Table("objective", "cedd.objectives.OBJECTIVES", OBJECTIVES)
 
     def check(self, parameterization: Parameterization) -> None:
-        """Refuse outputs that the objective makes no sense of, saying what to use instead."""
+        """Raise a ValueError for outputs that the objective does not support; the message names an alternative."""
         del parameterization
 
     @abstractmethod
@@ -61,5 +61,5 @@ class Objective(Part, ABC):
         """The loss of each row, [N, V] outputs -> [N]."""
 
     def closed_form(self, parameterization: Parameterization, rows: Rows) -> ClosedForm | None:
-        """The loss as one that a fused head knows, where it is one."""
+        """The loss in the form of a fused head, if there is one."""
         return None

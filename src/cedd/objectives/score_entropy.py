@@ -24,7 +24,7 @@ from cedd.process import Noise
 
 @dataclass(frozen=True)
 class TrueRatios:
-    """The conditional ratios r_y at a position, in the three numbers that they come down to; all [*S] float64.
+    """The conditional ratios r_y at a position as three numbers; all [*S] float64.
 
     rate: the forward rate Q_t(x_t, y), the same for every token y != x_t;
     common: r_y for y not in {x_t, x0};  extra: r_{x0} - common, 0 where x_t = x0.
@@ -36,13 +36,13 @@ class TrueRatios:
 
     def cost(self, sum_s: Tensor, sum_log_s: Tensor, log_s_x0: Tensor, possible: Tensor) -> Tensor:
         """rate [ sum s - common sum log s - extra log s_{x0} ], the sums over y != x_t; 0 where it is not possible to
-        leave x_t. A token without a chance (log s = -inf) costs nothing where common is 0."""
+        leave x_t. A token with log s = -inf has no cost if common is 0."""
         others = torch.where(self.common > 0, self.common * sum_log_s, 0.0)
         return torch.where(possible, self.rate * (sum_s - others - self.extra * log_s_x0), 0.0)
 
 
 def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
-    """rate, common and extra of the module's head."""
+    """rate, common and extra at the top of this file."""
     V, masked, same = noise.vocab_size, noise.is_mask(x_t), x_t == x0
     e = noise.expm1_beta
     expm1_alpha = noise.expm1_alpha.clamp_min(TINY)
@@ -58,20 +58,20 @@ def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
 def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
     """lbar of each position: log_ratios [*S, V], x0, x_t [*S], noise of shape [*S] -> [*S] of the noise's type.
 
-    The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave cost nothing. Neither does
-    a token without a chance (log s = -inf) where its true ratio is 0; where that is above 0, it costs infinitely much.
+    The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave have no cost. A token with
+    log s = -inf has no cost if its true ratio is 0, and an infinite one otherwise.
     """
     masked, possible = noise.is_mask(x_t), can_jump(x_t, noise)
     ratios = true_ratios(x_t, x0, noise)
     wide = ratios.rate.dtype  # float64, where the device has it
     log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
-    sum_s = torch.exp(log_s).sum(-1, dtype=wide) - (~masked).to(wide)  # exp(0) = 1 stands at x_t
+    sum_s = torch.exp(log_s).sum(-1, dtype=wide) - (~masked).to(wide)  # the entry at x_t is exp(0) = 1
     return ratios.cost(sum_s, log_s.sum(-1, dtype=wide), at_token(log_s, x0).to(wide), possible)
 
 
 @dataclass(frozen=True)
 class ScoreEntropyRows(ClosedForm):
-    """weight [N] times the score entropy that the numbers of a row make."""
+    """weight [N] times the score entropy with the numbers of each row."""
 
     numbers: ScoreRows
     weight: Tensor

@@ -1,13 +1,13 @@
 """Rows of outputs: single entries, and the sums over the vocabulary that a bound needs.
 
-Shapes: R rows, V vocabulary. `skip` [R] is a token that a sum leaves out; V or more leaves out none.
+Shapes: R rows, V vocabulary. `skip` [R] is a token that a sum omits; V or more omits none.
 
     log_sum_exp     log sum_y exp(o_y)
     softplus_sum    sum_y softplus(o_y + offset)
     score_sums      sum_y exp(o_y + offset)  and  sum_y (o_y + offset)
 
-On a GPU each is one kernel (kernels_triton.py), which reads an output once, in the type that it has. In torch's
-operations the outputs, hundreds of megabytes of them, go to and fro about ten times.
+On a GPU each is one kernel (kernels_triton.py), which reads every output once in its own dtype. With torch operations,
+hundreds of megabytes of outputs are read and written about ten times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def at_token(values: Tensor, x_t: Tensor) -> Tensor:
 def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_mask: Tensor) -> Tensor:
     """values with the entry at x_t replaced, where x_t is a token and not the mask."""
     index = x_t.clamp_max(values.shape[-1] - 1)[..., None]
-    # A number is filled in where the values are: to send it there would make the host wait for a GPU.
+    # A number is filled in on the device; copying it there would synchronize.
     new = replacement.to(values) if isinstance(replacement, Tensor) else values.new_full((), replacement)
     old = values.gather(-1, index)
     new = new.expand(x_t.shape)[..., None]
@@ -45,8 +45,8 @@ def _takes_kernel(outputs: Tensor) -> bool:
 def log_sum_exp(outputs: Tensor, skip: Tensor | None = None) -> Tensor:
     """log sum_y exp(o_y) over y other than skip, [R, V] -> [R] float64, to the last digit that the outputs have.
 
-    `logsumexp` in float32 rounds its sum with the largest output: an offset of all of them, which says nothing, would
-    be an error of the bound.
+    torch's `logsumexp` in float32 adds the largest output before it rounds, so that a constant added to all outputs
+    would cause an error of the bound.
     """
     if _takes_kernel(outputs):
         from cedd.row_sums.kernels_triton import log_sum_exp_of_rows
@@ -58,7 +58,7 @@ def log_sum_exp(outputs: Tensor, skip: Tensor | None = None) -> Tensor:
     largest = outputs.amax(-1, keepdim=True).detach()
     largest = torch.where(largest.isfinite(), largest, 0.0)
     terms = torch.exp(outputs - largest)
-    # In float32, what is small would be lost beside the largest term, which is 1.
+    # In float32, small terms would be lost next to the largest term, which is 1.
     total = terms.sum(-1, dtype=torch.float64) if has_float64(terms.device) else terms.sum(-1).cpu().double()
     return largest.squeeze(-1).to(total) + total.log()
 
@@ -91,5 +91,5 @@ def score_sums(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, T
     outputs = full_precision(outputs)
     is_token = skip < outputs.shape[-1]
     logs = put_at_token(outputs + offset.to(outputs)[..., None], skip, 0.0, ~is_token)
-    scores = torch.exp(logs).sum(-1, dtype=torch.float64) - is_token.double()  # exp(0) = 1 stands at what is skipped
+    scores = torch.exp(logs).sum(-1, dtype=torch.float64) - is_token.double()  # the skipped entry is exp(0) = 1
     return scores, logs.sum(-1, dtype=torch.float64)

@@ -15,14 +15,14 @@ import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
 BLOCK = 2048
-"""Outputs a program holds at once: 16 for each of its threads."""
+"""Outputs per iteration of a program: 16 per thread."""
 
 WARPS = 4
 
 
 @triton.jit
 def _add_exp(values, maxima, totals):
-    """Values into a lane's running maximum m and sum of exp(v - m)."""
+    """Add values to a lane's running maximum m and sum of exp(v - m)."""
     larger = tl.maximum(maxima, values)
     return larger, totals * tl.exp(maxima - larger) + tl.exp(values - larger)
 
@@ -49,7 +49,7 @@ def _log_sum_exp_kernel(outputs, row_stride, skips, results, vocab_size, whole, 
 
 @triton.jit
 def _softplus(values):
-    """max(v, 0) + log(1 + e) with e = exp(-|v|): what rounding 1 + e loses comes back as e / ((1 + e) - 1)."""
+    """max(v, 0) + log(1 + e) with e = exp(-|v|): the rounding error of 1 + e is compensated by e / ((1 + e) - 1)."""
     small = tl.exp(-tl.abs(values))
     raised = 1.0 + small
     excess = raised - 1.0
@@ -122,7 +122,7 @@ def _results(outputs: Tensor) -> Tensor:
 
 
 def _in_two(offset: Tensor) -> tuple[Tensor, Tensor]:
-    """A float64 number as the sum of two of float32; an infinite one has nothing left over."""
+    """A float64 number as the sum of two float32 numbers; the second is 0 for infinity."""
     high = offset.float()
     low = torch.where(high.isfinite(), offset - high.double(), 0.0)
     return high, low.float()

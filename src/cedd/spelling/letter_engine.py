@@ -96,7 +96,7 @@ def _in_passes(
             break
         now, decided = np.where(turn, view.best, now), view.where(turn, decided)
         transposed[pairs] |= turn[pairs]
-        free = free & ~turn  # what was replaced is not what was typed: its probability says nothing of it any more
+        free = free & ~turn  # a replaced token was not typed, so it is not changed again
     return Revision(now, decided, scores, turn, transposed)
 
 

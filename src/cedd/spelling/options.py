@@ -120,7 +120,7 @@ def correction_options(loaded: LoadedModel, given: JSONMapping) -> CorrectionOpt
         loaded.folder.config.get("correction", {}), "the correction options of the model's folder"
     )
     asked = usual.changed(given)
-    asked.check()  # before the model: an option that there is not asks for nothing that a model could lack
+    asked.check()  # before checks of the model, so that unknown options are reported first
     if not loaded.method.dynamics.noisy:
         raise ValueError(f"{loaded.method.name} is autoregressive and cannot correct; train on uniform or roulette")
     loaded.method.check_whole("correction")

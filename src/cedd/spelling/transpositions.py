@@ -65,7 +65,7 @@ class Transpositions:
         self.score, self.letters = score, letters
         self.prior = log_odds(share) if share else -math.inf
         self.log_odds = np.full(N, np.nan)
-        """That the token and the next one are transposed; nan where that is not known yet."""
+        """Log odds that the token and the next one are transposed; NaN if not known yet."""
 
     def weigh(self, ids: Ids, scores: TokenScores, free: Flags, changed: Flags) -> tuple[TokenScores, Places]:
         """The scores with transpositions where they are likelier than other changes, and the first tokens of these.

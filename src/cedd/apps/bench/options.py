@@ -1,4 +1,4 @@
-"""What is timed, and on which machine."""
+"""Options of timing, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cedd.training.config import PrecisionName
 
 Say = Callable[[str], object]
 MOST_POSITIONS = 1 << 24
-"""Positions of a shape that is timed."""
+"""Largest number of positions of a shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class BenchOptions:
     """METHOD/PROCESS, or METHOD/PROCESS/BLOCK with blocks of BLOCK tokens."""
     steps: int
     samplers: Sequence[str] = ("analytic", "first-hitting")
-    """Those that are timed of each METHOD/PROCESS that they can be used with."""
+    """Samplers, each timed with every METHOD/PROCESS that it supports."""
     preset: str = "small"
     architecture: Literal["transformer", "llama"] = "transformer"
     """The network of the training step: the preset's, or a Llama-type one adapted from an autoregressive one."""
     vocab_size: int = 50257
     textbook: bool = True
     complementary: bool = False
-    """Whether every sequence is in the batch twice, with complementary masks."""
+    """Put every sequence into the batch twice, with complementary masks."""
     warmup: int = 8
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
     precision: PrecisionName = "auto"
@@ -43,7 +43,7 @@ class BenchOptions:
 
 
 def machine(device: str) -> str:
-    """What the figures were measured on."""
+    """A description of the machine."""
     chosen = pick_device(device)
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{chosen.type}, {platform.machine()}"
     threads = torch.get_num_threads()
@@ -51,7 +51,7 @@ def machine(device: str) -> str:
 
 
 def peak_gibibytes(device: torch.device) -> float | None:
-    """The most memory that was allocated since the last reset, on CUDA."""
+    """Peak of allocated memory since the last reset, on CUDA."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
 
 

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One timed sampler: the whole grid was run for ours, `timed_steps` of it for the textbook."""
+    """One timed sampler. Our samplers run the whole grid, the textbook implementation `timed_steps` of it."""
 
     what: str
     sampler: str
@@ -38,7 +38,7 @@ class SampleRow:
     seconds_per_batch: float
     gibibytes: float | None
     speedup: float | None = None
-    """Against the textbook sampler with the same number of steps (first-hitting: against all of its steps)."""
+    """Speedup over the textbook sampler with the same number of steps (first-hitting: over all of its steps)."""
 
 
 class CountingNetwork:
@@ -63,13 +63,13 @@ def random_network(config: TransformerConfig, device: torch.device, seed: int) -
     groups = model.parameter_groups()
     for matrix in (one for one in groups.head.values() if one.ndim == 2):
         nn.init.normal_(matrix, std=3 / config.width**0.5)
-    for matrix in (one for one in groups.rest.values() if one.ndim == 2 and not one.any()):  # which start at zero
+    for matrix in (one for one in groups.rest.values() if one.ndim == 2 and not one.any()):  # they start at zero
         nn.init.normal_(matrix, std=0.02)
     return model.to(device)
 
 
 def _timed(work: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """What the work gives, and the seconds that it takes on the device."""
+    """The result of a function, and its duration on the device in seconds."""
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.synchronize(device)
@@ -133,8 +133,8 @@ def bench_sample(
 ) -> list[SampleRow]:
     """A row for each shape, METHOD/PROCESS and sampler that can be combined, and one for the textbook of each shape.
 
-    The textbook's law of every position is formed and drawn in float64, as ours is. It is timed over `textbook_steps`
-    of the same grid, whose cost does not vary; ours over all of it.
+    The textbook implementation also computes and draws the law of every position in float64. It is timed over
+    `textbook_steps` of the same grid, because its cost per step is constant; ours over the whole grid.
     """
     device, rows = pick_device(options.device), list[SampleRow]()
     for shape in options.shapes:

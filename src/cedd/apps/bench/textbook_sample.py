@@ -26,7 +26,7 @@ def draw(probs: Tensor) -> Tensor:
 
 
 def absorb_step(f: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    """Masks stay with a_s / a_t, else they become a token by f; tokens stay. All [B, L, V + 1]."""
+    """Masks stay with probability a_s / a_t, otherwise they become a token by f; tokens stay. All [B, L, V + 1]."""
     V = f.shape[-1]
     a_t, a_s = -torch.expm1(-sigma_of(t)), -torch.expm1(-sigma_of(s))
     revealed = torch.cat([f * (a_t - a_s) / a_t, (a_s / a_t).expand(f[..., :1].shape)], -1)

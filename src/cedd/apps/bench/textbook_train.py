@@ -1,8 +1,8 @@
-"""A training step as a textbook writes it: the yardstick for `cedd bench train`.
+"""A textbook implementation of a training step, the baseline of `cedd bench train`.
 
 The same network (adaLN transformer, rotary positions, dropout) and the same loss as the library's, in plain eager
-PyTorch under bf16 autocast: all [B, L, V] outputs at once, a log-softmax over them, one optimizer step, one average
-kept parameter by parameter. Nothing here is shared with the library; nothing here is made slow on purpose.
+PyTorch under bf16 autocast: all [B, L, V] outputs at once, a log-softmax over them, one optimizer step, one moving
+average updated parameter by parameter. It shares no code with the library and is not deliberately slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class TextbookBlock(nn.Module):
-    """Attention and MLP with modulations of their own."""
+    """Attention and MLP, each with its own modulation."""
 
     def __init__(self, width: int, heads: int, conditioning: int, dropout: float) -> None:
         super().__init__()

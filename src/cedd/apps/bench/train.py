@@ -1,4 +1,4 @@
-"""The training half of `cedd bench`: the loop's own step on random tokens, and a textbook's in one run."""
+"""`cedd bench train`: the time of a step of the training loop on random tokens, and of a textbook implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One timed thing."""
+    """One timed training step."""
 
     what: str
     batch: int
@@ -63,7 +63,7 @@ def random_data(config: TrainConfig, vocab_size: int) -> TrainingData:
 
 
 def timed(step: Step, steps: int, warmup: int, device: torch.device) -> list[float]:
-    """Milliseconds of each step; the device is waited for only to read its clock, at the end."""
+    """Milliseconds of each step, read from the device's clock once at the end."""
     for _ in range(warmup):
         step()
     if device.type != "cuda":
@@ -79,7 +79,8 @@ def timed(step: Step, steps: int, warmup: int, device: torch.device) -> list[flo
 
 
 def timed_in_turn(named: Mapping[str, Step], steps: int, warmup: int) -> dict[str, list[float]]:
-    """Milliseconds of each step, a step of one and a step of the next: whatever else the cores do meets them alike."""
+    """Milliseconds of each step of several functions, called in turn, so that other load on the machine affects all of
+    them equally."""
     rounds = [{name: _milliseconds(step) for name, step in named.items()} for _ in range(warmup + steps)]
     return {name: [times[name] for times in rounds[warmup:]] for name in named}
 
@@ -149,8 +150,8 @@ TEXTBOOK = "textbook cedd-star/absorb"
 def bench_train(options: BenchOptions, say: Say = lambda _: None) -> list[BenchRow]:
     """A row for every shape and method, and one for the textbook step of each shape.
 
-    A GPU is ours alone, and its memory is part of the answer: one after the other. The cores of a CPU are shared, and
-    what a step takes varies with what else runs: a step of each in turn.
+    On a GPU, whose peak memory is measured too, they are timed one after the other. On a CPU, where other processes
+    change the speed, their steps alternate.
     """
     rows: list[BenchRow] = []
     switch_threads_often()
@@ -189,14 +190,14 @@ def bench_train(options: BenchOptions, say: Say = lambda _: None) -> list[BenchR
 def one_by_one(
     named: Mapping[str, AbstractContextManager[Step]], config: TrainConfig, steps: int, warmup: int
 ) -> list[BenchRow]:
-    """Each with its peak of memory, when the one before it is gone."""
+    """Time each with its peak memory, after the previous one has been freed."""
     device, rows = pick_device(config.device), list[BenchRow]()
     for what, opened in named.items():
         _fresh(device)
         enough = (max(3, steps // 4), min(3, warmup)) if what == TEXTBOOK else (steps, warmup)
         with opened as step:
             rows.append(bench_row(what, config, timed(step, *enough, device), peak_gibibytes(device)))
-        del step  # and with it the network
+        del step  # also frees the network
     return rows
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 WIDTH, HEIGHT = 760, 300
 LEFT, TOP, BOTTOM = 56, 14, 42
-LETTER, LONGEST = 9, 34  # the width of a letter on a narrow screen; letters of the longest name that is shown whole
-SPACING = 17  # of names at the right edge: the height of a letter on a narrow screen, where the page makes them larger
+LETTER, LONGEST = 9, 34  # the width of a letter on a narrow screen; the length of the longest name that is not cut
+SPACING = 17  # line height of names at the right edge on a narrow screen, where the page enlarges them
 
 Point = tuple[float, float]
 
@@ -25,10 +25,10 @@ class Curve:
     dots: bool = False
     faint: bool = False
     colour: int = 0
-    """Which of the page's curve colours, --curve-0 and so on."""
+    """Index of the page's curve colours, --curve-0 and so on."""
 
     def triples(self) -> list[tuple[float, float, float]]:
-        """(x, y, half-width), which is 0 where there is no band."""
+        """(x, y, half-width); the half-width is 0 without a band."""
         band = self.band or [0.0] * len(self.points)
         return [(x, y, half) for (x, y), half in zip(self.points, band, strict=True)]
 
@@ -53,7 +53,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 class _Frame:
-    """The map from data to the picture, at whose right edge there is room for names."""
+    """The mapping from data to the picture, with space for names at the right edge."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], names: Sequence[str]) -> None:
         self.right = WIDTH - 16 - LETTER * min(LONGEST, max(13, *map(len, names)))
@@ -74,7 +74,7 @@ class _Frame:
 
 
 def line_chart(curves: Sequence[Curve], x_label: str, y_label: str, levels: Sequence[Level] = ()) -> str:
-    """One chart. Values that are not finite are left out; with nothing to draw it is a sentence that says so."""
+    """One chart. Values that are not finite are omitted; without any values the result is a sentence."""
     shown = [curve for curve in map(_finite, curves) if curve.points]
     levels = [level for level in levels if math.isfinite(level.y)]
     if not shown:
@@ -142,7 +142,7 @@ def _curve(frame: _Frame, curve: Curve) -> str:
 
 
 def _labels(frame: _Frame, curves: Sequence[Curve], levels: Sequence[Level]) -> str:
-    """Names at the right edge, moved apart where they would lie on each other."""
+    """Names at the right edge, moved apart if they would overlap."""
     wanted = [(frame.y(level.y), level.label, "name") for level in levels]
     wanted += [(frame.y(c.points[-1][1]), c.label, f"label curve-{c.colour}") for c in curves if not c.faint]
     last = -math.inf
@@ -159,5 +159,5 @@ def _labels(frame: _Frame, curves: Sequence[Curve], levels: Sequence[Level]) -> 
 
 
 def _cut(label: str) -> str:
-    """A name that fits the right edge; of a long one the end, which tells runs apart."""
+    """A name that fits the right edge; a long one is cut to its end, which distinguishes runs."""
     return label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}"

@@ -1,4 +1,4 @@
-"""The commands that make a report's parts again."""
+"""The commands that reproduce the parts of a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cedd.storage import JSONObject, atomic_write
 from cedd.training.config import PRESETS, TrainConfig, dotted, flat, starting_from
 
 HELD_OUT_TEXT, HELD_OUT_DOCUMENTS = "held-out.txt", "held-out.jsonl"
-"""The held-out text as it is, and a document a line, where the model reads an end token between them."""
+"""Files with the held-out text: as plain text, or with one document per line if end tokens separate documents."""
 
 
 def run_commands(
@@ -27,7 +27,7 @@ def run_commands(
     filling: Infilling | None,
     correction: CorrectionFigures | None,
 ) -> dict[str, str]:
-    """Each part of a page as a command."""
+    """A command for each part of a page."""
     run, chosen = str(opened.path), {"draws": effort.draws, "seed": seed}
     named = opened.model.model.architecture
     own = {"architecture": named} if ":" in named else {}
@@ -53,20 +53,20 @@ def run_commands(
 
 
 def comparison_command(opened: Sequence[Opened], out: Path, effort: ReportOptions, seed: int) -> str:
-    """The page of several runs as a command."""
+    """The command for the page of several runs."""
     runs, much = [str(one.path) for one in opened], {"sequences": effort.sequences, "draws": effort.draws}
     return command("report", *runs, **opened[0].asked, out=out, **much, seed=seed)
 
 
 def command(*words: str, **options: object) -> str:
-    """A line for the shell."""
+    """A shell command."""
     named = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return f"cedd {shlex.join([*words, *named])}"
 
 
 def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
-    """The held-out text, and the file that reads back as the same blocks; None where no file does, or where the run may
-    only be read."""
+    """Save the held-out text; returns the file that is read as the same blocks, or None if no file is, or if the run's
+    folder is read-only."""
     try:
         return _saved_held_out(opened, blocks)
     except OSError as error:
@@ -85,13 +85,13 @@ def _saved_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
         path = opened.path / HELD_OUT_DOCUMENTS
         atomic_write(path, "".join(f"{json.dumps({'text': document})}\n" for document in documents).encode())
     read = np.concatenate([np.append(tokenizer.encode(document), end) for document in documents])
-    full = read.size // blocks.shape[1] == len(blocks)  # the last document may have gained an end
+    full = read.size // blocks.shape[1] == len(blocks)  # the last document may have an additional end token
     same = full and np.array_equal(read[: blocks.size], blocks.ravel())
     return path if same and not any("\r" in document for document in documents) else None
 
 
 def train_command(config: TrainConfig) -> str:
-    """`cedd train` with the preset that is nearest and what differs from it."""
+    """`cedd train` with the nearest preset and the settings that differ from it."""
     asked = flat(config)
     changes: dict[str, JSONObject] = {}
     for name, (_, preset) in PRESETS.items():

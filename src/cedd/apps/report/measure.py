@@ -1,4 +1,4 @@
-"""Measuring all that the page of a run, or of several, shows.
+"""Measurements for the page of a run, or of several runs.
 
 Shapes: N sequences, L positions.
 """
@@ -51,7 +51,7 @@ _LINE = 72
 
 
 class Progress(Protocol):
-    """Told what is being measured, and how far it is."""
+    """Called with the name of a measurement and its progress."""
 
     def begin(self, text: str) -> None: ...
 
@@ -61,7 +61,7 @@ class Progress(Protocol):
 def describe_run(
     opened: Opened, effort: ReportOptions, seed: int, progress: Progress, facts: Mapping[str, str] | None = None
 ) -> RunReport:
-    """Measure all that the page of a run, or of a model, shows."""
+    """Measure the content of the page of a run or a model."""
     lost = lost_text(opened.model.tokenizer)
     notes: dict[str, str] = {} if lost is None else {"bound": lost}
     blocks = opened.held_out(effort.sequences)
@@ -106,7 +106,7 @@ def describe_run(
 
 
 def compare_runs(opened: Sequence[Opened], effort: ReportOptions, seed: int, progress: Progress) -> RunComparison:
-    """Bounds of all runs on their text, differences paired with the first where it is the same text."""
+    """Bounds of all runs on their text, with paired differences from the first run if the texts are the same."""
     made: list[ComparedRun] = []
     first: tuple[np.ndarray, BoundEstimate] | None = None
     for one in opened:
@@ -142,7 +142,7 @@ def compare_runs(opened: Sequence[Opened], effort: ReportOptions, seed: int, pro
 
 @contextmanager
 def noted(notes: dict[str, str], name: str) -> Generator[None]:
-    """Leave out what a model cannot do; `notes` (in the JSON record) says why."""
+    """Omit parts that a model does not support; `notes` (in the JSON record) explains why."""
     try:
         yield
     except ValueError as error:
@@ -154,14 +154,15 @@ def noted(notes: dict[str, str], name: str) -> Generator[None]:
 
 
 def bits_per_character(tokens: int, characters: float) -> float:
-    """How many bits per character a nat per token is."""
+    """Bits per character of one nat per token."""
     return tokens / characters / math.log(2)
 
 
 def measure_bound(
     opened: Opened, blocks: np.ndarray, effort: ReportOptions, seed: int, progress: Progress
 ) -> tuple[BoundEstimate, BoundFigures]:
-    """The tight bound (an autoregressive model's likelihood) on blocks [N, L], and the same as the page shows it."""
+    """The tight bound (for autoregressive models the likelihood) on blocks [N, L], and the same in the units of the
+    page."""
     options = EvaluationOptions(seed=seed, draws=effort.draws)
     estimate = measure(opened.model.folder, torch.from_numpy(blocks), {}, options, progress=progress.move).main
     characters = opened.characters(blocks)
@@ -218,7 +219,7 @@ def run_baselines(opened: Opened, blocks: np.ndarray) -> list[Baseline]:
 
 
 def draw_processes(opened: Opened, line: str, seed: int) -> list[NoiseDrawing]:
-    """The same line under absorb, uniform and roulette, and under the run's own process if it is another one."""
+    """The same line under absorb, uniform and roulette, and under the run's own process if it is different."""
     tokenizer = opened.model.tokenizer
     ids, size = tokenizer.encode(line), tokenizer.vocab_size
     drawn = {"absorb": absorb(size), "uniform": uniform(size), "roulette (p_m = 0.95)": roulette(size)}
@@ -234,7 +235,7 @@ def draw_noise(
 
     Token i is kept while u_i < keep(t), then replaced by a random token while u_i < alive(t), then masked
     (`Kernel.move`). The u_i are a random permutation of an even grid on [0, 1], so that the number of changed tokens
-    follows t even in a short text. A mask is drawn as wide as the token that it hides.
+    follows t even in a short text. A mask is as wide as the token that it replaces.
     """
     generator = seeded_generator(seed)
     clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
@@ -263,8 +264,7 @@ def on_one_line(text: str) -> str:
 
 
 def fill_in(opened: Opened, lines: Sequence[str], seed: int) -> Infilling:
-    """A line with its two longest words blanked, and how the model fills them; without words, two strings between
-    spaces."""
+    """A line whose two longest words (or, without words, strings between spaces) are blanks, and the model's fills."""
     line = lines[min(1, len(lines) - 1)]
     found = [*re.finditer(r"[A-Za-z]+", line[1:])] or [*re.finditer(r"(?<=\s)\S+(?=\s)", line[1:])]
     words = sorted(found, key=lambda word: -len(word[0]))[:2]
@@ -303,7 +303,7 @@ def correct_text(opened: Opened, lines: Sequence[str], seed: int) -> CorrectionF
 
 
 def count_letters(text: CorrectedText) -> tuple[int, int, int, int, int]:
-    """The numbers of wrong letters, of those fixed, of those left, of correct characters and of those broken."""
+    """The numbers of wrong letters, fixed ones, unchanged ones, correct characters, and broken ones."""
     seen = outcomes(text.original, text.corrupted, text.corrected)
     right = seen.broken + seen.broken_others
     return seen.fixed.total, seen.fixed.count, seen.missed.count, right.total, right.count

@@ -1,7 +1,6 @@
-"""The report of a run or model, or of several, as one self-contained page: a function of what `report` holds.
-
-Nothing in it is loaded from anywhere: style (`page.html`), charts and scripts are inline, and the animation of a sample
-is a page of its own inside a frame.
+"""The report of a run or model, or of several runs, as one self-contained page, computed from a `RunReport` or
+`RunComparison`. The page loads nothing: style (`page.html`), charts and scripts are inline, and the animation of a
+sample is a separate page inside a frame.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ NO_CURVE = "There is no learning curve: the page describes a model on a text, no
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as the page writes it."""
+    """A number in the format of the page."""
     shown = f"{value:.{digits}f}"
     return {"nan": "–", "inf": "∞", "-inf": "-∞"}.get(shown, shown)
 
 
 def interval(low: float, high: float, digits: int = 3) -> str:
-    """An interval as the page writes it."""
+    """An interval in the format of the page."""
     return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def spans(pieces: Sequence[tuple[str, str]]) -> str:
-    """Pieces of text, each in the class of what happened to it; neighbours of one class share an element."""
+    """Pieces of text with the class of their state; neighbours of one class share an element."""
     made: list[str] = []
     for kind, alike in itertools.groupby(pieces, key=lambda piece: piece[1]):
         if text := html.escape("".join(piece for piece, _ in alike)):
@@ -74,7 +73,7 @@ def section(name: str, title: str, body: str, command: str | None = None) -> str
 
 
 def correction_spans(text: CorrectedText) -> str:
-    """The corrected text; where letters differ from the original or from what was given, marked by what happened."""
+    """The corrected text; letters that differ from the original or the corrupted text are marked by their outcome."""
     pieces: list[tuple[str, str]] = []
     for right, given, now in zip(text.original, text.corrupted, text.corrected, strict=True):
         if given != right:
@@ -104,7 +103,7 @@ def _summary(report: RunReport) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    """What the bound was measured on, and how it compares with the baselines."""
+    """The text of the bound, and the comparison with the baselines."""
     bound = report.bound
     if not math.isfinite(bound.bits_per_character):
         return "The bound is infinite; cedd evaluate shows why."
@@ -292,12 +291,12 @@ def _tokens(report: RunReport) -> str:
 
 
 def token_shade(nats: float) -> float:
-    """How dark a token of this cost is, from 0 to 1."""
+    """The opacity of a token of this cost, from 0 to 1."""
     return min(1.0, max(0.0, nats / 10))
 
 
 def token_spans(costs: TokenCosts) -> str:
-    """Tokens, each in an element whose shade and title say what it costs."""
+    """Tokens, each in an element whose shade and title show its cost."""
     return "".join(
         f'<span class="token" style="--cost:{token_shade(nats):.2f}" title="{number(nats, 2)} nats">'
         f"{html.escape(text)}</span>"
@@ -397,7 +396,7 @@ def _compared_table(runs: Sequence[ComparedRun], text: str) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The last parts of paths, as many as tell them apart."""
+    """The shortest ends of paths that are distinct."""
     parts = [path.rstrip("/").split("/") for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]

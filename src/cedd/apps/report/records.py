@@ -45,7 +45,7 @@ class BoundFigures:
     characters: int
     draws: int
     exact: bool
-    """A likelihood (autoregressive), not a bound."""
+    """Whether it is a likelihood (autoregressive models) instead of a bound."""
     running: Sequence[tuple[int, float, float]] = field(default=(), repr=False)
     """(sequences so far, bits per character, half-width of the 95% band)."""
 

@@ -1,4 +1,4 @@
-"""What is reported on: a model with the text that it is measured on, which a run held out or the user names."""
+"""The subject of a report: a model with a text to measure it on, held out by its run or named by the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Opened(ABC):
     @property
     @abstractmethod
     def text_name(self) -> str:
-        """What the text is called."""
+        """The name of the text."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class Opened(ABC):
 
     @abstractmethod
     def first(self, most: int) -> np.ndarray:
-        """The first blocks, at most `most`."""
+        """At most `most` blocks from the beginning."""
 
     @abstractmethod
     def learning(self, most: int) -> np.ndarray | None:
@@ -55,15 +55,15 @@ class Opened(ABC):
 
     @abstractmethod
     def practice(self) -> tuple[np.ndarray, np.ndarray]:
-        """A few blocks to choose a threshold on, and others to count corrections in."""
+        """A few blocks to choose a threshold on, and others to count corrections on."""
 
     @abstractmethod
     def characters(self, blocks: np.ndarray) -> float:
-        """How many characters blocks stand for."""
+        """The number of characters of blocks."""
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """What it is, in words."""
+        """A description of the model or run."""
 
     @property
     def asked(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Opened(ABC):
 
     @property
     def log(self) -> list[JSONObject]:
-        """What was recorded while it trained."""
+        """The records of its training log."""
         return []
 
     @property
@@ -82,7 +82,7 @@ class Opened(ABC):
 
     @property
     def bound_sequences(self) -> int:
-        """How many blocks the bound was measured on while it trained."""
+        """The number of blocks of the bound during training."""
         return 0
 
     @property
@@ -96,14 +96,14 @@ class Opened(ABC):
         return self.model.model.num_parameters()
 
     def losses(self, most: int = 800) -> list[tuple[int, float]]:
-        """(step, loss) of the log; neighbours are averaged where there are too many to draw."""
+        """(step, loss) of the log; neighbouring steps are averaged if there are too many to draw."""
         points = [(r["step"], r["loss"]) for r in self.log if r["kind"] == "train" and r["loss"] is not None]
         size = math.ceil(len(points) / most) or 1
         groups = [points[i : i + size] for i in range(0, len(points), size)]
         return [(group[-1][0], sum(loss for _, loss in group) / len(group)) for group in groups]
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of ids [L]; the token that ends a document stands for none."""
+        """The text of ids [L]; the token that ends a document has no text."""
         tokenizer = self.model.tokenizer
         ends = [token for token in {tokenizer.bos_id, tokenizer.eos_id} if token is not None]
         return tokenizer.decode(ids[~np.isin(ids, ends)] if ends else ids)
@@ -119,7 +119,7 @@ class Opened(ABC):
 
 @dataclass(frozen=True)
 class OpenedRun(Opened):
-    """A run with the text it was trained on and the text it was not."""
+    """A run with its training text and its held-out text."""
 
     config: TrainConfig
     data: TrainingData
@@ -171,14 +171,14 @@ class OpenedRun(Opened):
         }
 
     def documents(self, blocks: np.ndarray) -> list[str]:
-        """The texts of blocks in a row, cut where an end token says so; the last may lack its end."""
+        """The texts of consecutive blocks, split at end tokens; the last may lack its end."""
         tokens = blocks.ravel()
         ends = np.flatnonzero(tokens == self.model.tokenizer.eos_id) + 1
         return [self.decode(part) for part in np.split(tokens, ends) if len(part)]
 
 
 def open_run(path: Path, device: str) -> OpenedRun:
-    """The run in a folder, with its data as it was split."""
+    """The run in a folder, with its split data."""
     model, folder = load(path, device), locate(path)
     file = folder / TRAIN_FILE
     if not file.is_file():
@@ -188,7 +188,7 @@ def open_run(path: Path, device: str) -> OpenedRun:
         )
     config = read_config(file)
     source = expanded(config.data)
-    if not source.is_absolute() and source.suffix and not source.exists():  # no name of a data set
+    if not source.is_absolute() and source.suffix and not source.exists():  # not the name of a data set
         raise ValueError(
             f"{path} was trained on {config.data}, which was not found here; run this in the folder of the training"
         )
@@ -207,7 +207,7 @@ def open_run(path: Path, device: str) -> OpenedRun:
 
 @dataclass(frozen=True)
 class OpenedModel(Opened):
-    """A model with a text; whether its training saw that text is not known here."""
+    """A model with a text, which may have been part of its training data."""
 
     data: EvaluationData
     spec: str
@@ -236,7 +236,7 @@ class OpenedModel(Opened):
         del most
 
     def practice(self) -> tuple[np.ndarray, np.ndarray]:
-        """One half of the text, and the other."""
+        """The two halves of the text."""
         middle = min(_PRACTICE, len(self.data.packed) // 2)
         if not middle:
             raise ValueError(f"{self.text_name} is a single sequence: no text is left to choose a threshold on")
@@ -244,7 +244,7 @@ class OpenedModel(Opened):
         return both[:middle], both[middle:]
 
     def characters(self, blocks: np.ndarray) -> float:
-        """As `cedd evaluate` counts them: those of the text, also where a tokenizer loses some."""
+        """As counted by `cedd evaluate`: the characters of the text, including those that the tokenizer drops."""
         return self.data.text_counts(self.model.tokenizer, blocks)["characters"]
 
     def facts(self) -> dict[str, str]:
@@ -266,7 +266,7 @@ def open_model(path: Path, device: str, data: str, wrap: str = "none") -> Opened
 
 
 def prose_lines(text: str, count: int, longest: int) -> list[str]:
-    """The lines that read most like prose: long enough, mostly letters and spaces, without a blank of infilling."""
+    """Lines that are most likely prose: long enough, mostly letters and spaces, without a blank of infilling."""
     lines = {line.strip(): None for line in text.splitlines()}  # a set that keeps its order
     lines = [line[:longest].rstrip() for line in lines if "___" not in line]
 
