@@ -9,10 +9,11 @@
 
 Only words that the lexicon in --out has rarely or not at all are listed, and none that its list of misspellings has.
 Dictionary words are SCOWL's up to size 60, large-dictionary words those of size 70, except for those one edit away from
-a very frequent word (lovey, lated, thees): these are more often misspellings of it. Technical words come from cspell's
+a frequent word (lovey, wiling, thees): these are more often misspellings of it. Technical words come from cspell's
 lists, from the descriptions of Debian's packages and, for recent everyday words, from
 benchmarks/texts/modern-words.txt. A word of the descriptions is taken if --least paragraphs or more have it in lower
-case and no word one edit away is far more frequent, or if it is part of a package's name and two paragraphs have it.
+case and no word one edit away is far more frequent, or if it is part of a package's name and --least paragraphs have
+it, or two if no word one edit away is very frequent.
 """
 
 from __future__ import annotations
@@ -65,11 +66,16 @@ MISSPELT = frozenset(
 MORE_FREQUENT = 30
 """A word of Debian's descriptions is taken for a misspelling if a word of the lexicon that is one edit away is in this
 many times as many paragraphs."""
-VERY_FREQUENT = 9.0
-"""The logarithm of a very frequent word's count; there are 800 such words. Chosen on the dev part of the misspellings:
-without the 1,342 words that this leaves out, 4 of 6 errors are fixed again that the list costs, of 963."""
-ABBREVIATIONS = frozenset(["hi", "id", "io", "db", "vs", "pr", "qa", "ux", "ui", "ip", "tv", "pc"])
-"""Listed although they are short and some are frequent: books have them rarely, so that "id" became "it"."""
+FREQUENT, VERY_FREQUENT = 7.0, 9.0
+"""Logarithms of counts. A word of a dictionary is left out if one of these is one edit away: a frequent one, or a very
+frequent one for words of SCOWL's size 35. Smaller sizes have common words (bake), which are never left out. Chosen on
+the train and dev parts of the misspellings."""
+COMMON, USUAL = 20, 35
+ALWAYS = frozenset(
+    ["hi", "id", "ids", "io", "db", "vs", "pr", "qa", "ux", "ui", "ip", "tv", "pc", "ai", "git", "append"]
+)
+"""Listed although they are short or frequent, or are misspellings of other words in the lists: books have them rarely,
+so that "id" became "it"."""
 SHORTEST = 3
 NAMED = 2
 """Paragraphs with a word that is part of a package name."""
@@ -82,13 +88,13 @@ def is_word(text: str) -> bool:
     return text.isascii() and text.isalpha() and SHORTEST <= len(text) <= LONGEST
 
 
-def scowl(folder: Path, kind: str) -> set[str]:
-    """The words of some sizes of SCOWL."""
+def scowl(folder: Path, least: int, most: int) -> set[str]:
+    """The words of SCOWL of these sizes."""
     found: set[str] = set()
     for path in sorted((folder / "usr/share/dict/scowl").iterdir()):
         dialect, _, rest = path.name.partition("-")
         category, _, size = rest.partition(".")
-        if dialect in DIALECTS and category in CATEGORIES and SIZES[kind][0] <= int(size) <= SIZES[kind][1]:
+        if dialect in DIALECTS and category in CATEGORIES and least <= int(size) <= most:
             found |= {word.lower() for word in path.read_text("latin-1").split()}
     return set(filter(is_word, found))
 
@@ -142,15 +148,17 @@ def debian(path: Path, lexicon: Lexicon, least: int) -> set[str]:
         others = set(one_edit_away(word)) - {word, word + "s", word.removesuffix("s")}
         return any(counts[other] > most and other in lexicon.index for other in others if other in counts)
 
-    frequent = {word for word, count in counts.items() if count >= least and is_word(word) and not misspelt(word)}
-    return (frequent | {word for word in names if counts[word] >= NAMED and is_word(word)}) - MISSPELT
+    found = {word for word, count in counts.items() if count >= least and is_word(word) and not misspelt(word)}
+    named = {word for word in names if counts[word] >= NAMED and is_word(word)}
+    found |= {word for word in named if counts[word] >= least or not resembles(word, lexicon, VERY_FREQUENT)}
+    return found - MISSPELT
 
 
-def resembles_frequent(word: str, lexicon: Lexicon) -> bool:
-    """Whether a word is one edit away from a very frequent one that is not its plural or singular."""
+def resembles(word: str, lexicon: Lexicon, least: float) -> bool:
+    """Whether a word is one edit away from one with this log count or more that is not its plural or singular."""
     others = set(one_edit_away(word)) - {word, word + "s", word.removesuffix("s")}
     numbers = (lexicon.index.get(other) for other in others)
-    return any(number is not None and lexicon.log_counts[number] >= VERY_FREQUENT for number in numbers)
+    return any(number is not None and lexicon.log_counts[number] >= least for number in numbers)
 
 
 def missing(words: Collection[str], lexicon: Lexicon, most: float) -> set[str]:
@@ -175,11 +183,17 @@ def main() -> int:
     lexicon = load_lexicon(arguments.out / LEXICON_FILE)
     usual = float(lexicon.log_counts[CONFUSED])
     technical = cspell(arguments.cspell) | debian(arguments.debian, lexicon, arguments.least)
-    technical = missing(technical | set(MODERN.read_text("utf-8").split()), lexicon, usual) | ABBREVIATIONS
-    dictionary = missing(scowl(arguments.scowl, DICTIONARY), lexicon, RARE) - technical
-    large = missing(scowl(arguments.scowl, LARGE), lexicon, RARE) - technical - dictionary
-    words = {DICTIONARY: dictionary, LARGE: large}
-    words = {kind: {one for one in words[kind] if not resembles_frequent(one, lexicon)} for kind in words}
+    technical = missing(technical | set(MODERN.read_text("utf-8").split()), lexicon, usual) | ALWAYS
+    small, middle = scowl(arguments.scowl, 0, COMMON), scowl(arguments.scowl, COMMON + 1, USUAL)
+    words, listed = dict[str, set[str]](), set(technical)
+    for kind, sizes in SIZES.items():
+        found = missing(scowl(arguments.scowl, *sizes), lexicon, RARE) - listed
+        listed |= found
+        words[kind] = found & small | {
+            word
+            for word in found - small
+            if not resembles(word, lexicon, VERY_FREQUENT if word in middle else FREQUENT)
+        }
     words[TECHNICAL] = technical
     path = arguments.out / KNOWN_WORDS_FILE
     save_known_words(path, words)

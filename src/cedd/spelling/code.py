@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_FENCE = re.compile(r"^ {0,3}(?:> ?)?(`{3,}|~{3,})[ \t]*([^`\r\n]*)\r?$", re.MULTILINE)
+CODE_INDENT = 4
+"""Spaces by which code is indented: a fence that is indented by as many more than the block's first belongs to the
+block."""
+_FENCE = re.compile(r"^([ \t]{0,80})(?:> ?)?(`{3,}|~{3,})[ \t]*([^`\r\n]*)\r?$", re.MULTILINE)
 _INLINE = re.compile(
     r"""(?<!`)(?P<ticks>`{1,8})(?![`\s])[^\r\n]{0,300}?(?<![`\s])(?P=ticks)(?![`\w])  # `git add`, not `so' and `so'
     | </?[A-Za-z][\w:-]{0,40}(?:\s[^<>]{0,500})?/?>  # <a href="...">
@@ -22,16 +25,21 @@ _INLINE = re.compile(
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int | None, str]]:
-    """Start, end and fence of each fenced block; the end is None for a block that continues after the text."""
-    begin: tuple[int, str] | None = None
+    """Start, end and fence (with its indentation) of each fenced block; the end is None for a block that continues
+    after the text."""
+    begin: tuple[int, str, str] | None = None
     for fence in _FENCE.finditer(text):
-        if begin is None or fence[2].strip():  # only a block's beginning has a name: what came before was an end
-            begin = fence.start(), fence[1]
-        elif fence[1].startswith(begin[1]):
-            yield begin[0], fence.end(), begin[1]
-            begin = None
+        indent, marks, name = fence.groups()
+        if begin is None:
+            begin = fence.start(), indent, marks
+        elif marks.startswith(begin[2]) and len(indent) < len(begin[1]) + CODE_INDENT:
+            if name.strip():  # only a block's beginning has a name, so what came before was an end
+                begin = fence.start(), indent, marks
+            else:
+                yield begin[0], fence.end(), begin[1] + begin[2]
+                begin = None
     if begin is not None:
-        yield begin[0], None, begin[1]
+        yield begin[0], None, begin[1] + begin[2]
 
 
 def code_spans(text: str) -> Iterator[tuple[int, int]]:

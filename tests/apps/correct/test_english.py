@@ -38,6 +38,7 @@ def test_technical_and_recent_words_are_not_changed(correct):
         "We can not theorise about it, pls.",
         "Users can opt-in to the beta.",
         "Say hi to the user whose id is given.",
+        "Bake for twenty minutes. Fork the project, then use git to append the ids.",
     ],
 )
 def test_correct_words_stay(correct, text):
@@ -83,8 +84,9 @@ def test_known_words_have_no_misspellings_of_the_training_lists():
 
 
 def test_a_rare_word_next_to_a_very_frequent_one_is_corrected(correct):
-    """Also if it is in dictionaries."""
+    """Also if it is in dictionaries, unless it is a common word (bake)."""
     assert correct("He came back two years lated to thees people.") == "He came back two years later to these people."
+    assert correct("They were wiling to help.") == "They were willing to help."
 
 
 def test_the_corrector_without_torch_gives_the_results_of_the_model():

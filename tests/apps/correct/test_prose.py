@@ -28,6 +28,8 @@ def left(text, syntax):
         ("markdown", "| a | b |\n|---|---|\n| c | d |\n", "a b c d"),
         ("markdown", 'a <p class="code">b</p> <!-- c -->', "a b <!-- c -->"),
         ("markdown", "a `code` and ``code `` code`` b\n```\ncode\n```\nc", "a and b c"),
+        ("markdown", "a\n````\n```{.code}\ncode\n```\ncode\n````\nb\n", "a b"),
+        ("markdown", "- a\n\n    ```\n    code\n    ```\n\n    b\n```\ncode\n    ```\ncode\n```\nc\n", "a b c"),
         ("rst", "a ``code`` :func:`code` `code <code>`_ b\n", "a b"),
         ("rst", ".. _code:\n\na\n=\n\n.. code-block:: code\n   :code: code\n\n   code\n\nb\n", "a b"),
         ("rst", ".. note:: a\n\n   b\n", "a b"),

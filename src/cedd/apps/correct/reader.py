@@ -333,7 +333,9 @@ class Reader:
         context = self.contexts(source.keys, place + FRAME, options)
         number = lexicon.index.get(token.key)
         unknown, log_count = number is None, 0.0 if number is None else lexicon.log_counts[number]
+        named = number is not None and bool(lexicon.named[number])
         rare = log_count < RARE
+        uncommon = max(0.0, COMMON - log_count) * (not rare) / 4
         capital = token.text[0].isupper() and not token.text.isupper()
         name = capital and not token.opens
         derived, kind = rare and is_derived(lexicon, token.key), lexicon.kind(token.key)
@@ -376,9 +378,10 @@ class Reader:
             "kept large dictionary": kind == LARGE,
             "kept rare letters": rare * min(len(token.key), 12) / 10,
             "kept common capital": not rare and name,
-            "kept uncommon": max(0.0, COMMON - log_count) * (not rare) / 4,
+            "kept uncommon": uncommon,
+            "kept uncommon opening": uncommon * (token.opens and not named),
             "kept frequent": max(0.0, log_count - COMMON) / 4,
-            "kept name without capital": number is not None and bool(lexicon.named[number]) and not capital,
+            "kept name without capital": named and not capital,
             "kept acronym": source.acronyms[place],
             "kept repeated": self.repeated(source, token.key),
         }

@@ -49,6 +49,7 @@ FEATURES = (
     "kept large dictionary",
     "kept common capital",
     "kept uncommon",
+    "kept uncommon opening",
     "kept frequent",
     "kept name without capital",
     "kept acronym",
