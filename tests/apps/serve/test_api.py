@@ -155,8 +155,23 @@ def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, pr
         several = client.post("/v1/completions", json={**asked, "prompt": ["the ", "the cat a"]}).json()["choices"]
         filled = client.post("/infill", json={"text": "the ____", "alternatives": 2, "seed": 5}).json()
         found, before = streamed(client.post("/v1/completions", json={**asked, "stream": True, "certainty": True}), 2)
+        longer = {
+            "prompt": "the cat sat on the mat and the dog sat there too",
+            "max_tokens": 30,
+            "seed": 5,
+            "echo": True,
+        }
+        long = client.post("/v1/completions", json=longer).json()
+        streams, _ = streamed(client.post("/v1/completions", json={**longer, "stream": True}), 1)
+        usual = client.post("/v1/completions", json={"prompt": "the ", "steps": 1}).json()["usage"]
+        most = client.post("/v1/completions", json={**asked, "max_tokens": 4097})
     assert found == wanted == [choice["text"] for choice in several[:2]]
     assert [len(choice["text"]) for choice in several[2:]] == [29, 29]
+    text = long["choices"][0]["text"]  # of more tokens than the model reads, as is its prompt
+    assert [text] == streams == model.generate(length=78, prompt=longer["prompt"], seed=5)
+    assert long["usage"]["completion_tokens"] == 30
+    assert usual["completion_tokens"] == 256
+    assert (most.status_code, most.json()["error"]["message"]) == (422, "max_tokens must be an integer from 1 to 4,096")
     assert any(before) == (process == "absorb")
     assert filled["texts"] == [model.infill("the ____", seed=5)]
     assert "alternatives" not in filled["tokens"][0]

@@ -124,10 +124,11 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
         return made if language is None else made.in_languages([language], may_end=not suffix)
 
     given = [Template.of([prompt, 0, suffix], model.tokenizer).width for prompt in prompts]
-    if (room := model.length - max(given)) < 1:
+    rooms = [limits.max_blank_tokens if model.writes_blocks else model.length - tokens for tokens in given]
+    if (room := min(rooms)) < 1:
         reject(f"the prompt has {max(given)} tokens but the model's context is {model.length}; shorten it")
     why = f": the prompt has {max(given)} tokens and the model's context is {model.length}" if max(given) else ""
-    width = fields.integer("max_tokens", 1, room, None, why)
+    width = fields.integer("max_tokens", 1, room, None, "" if model.writes_blocks else why)
     n = fields.integer("n", 1, limits.max_texts // len(prompts), 1)
     stops = fields.texts("stop", MAX_STOPS, limits.max_characters, [])
     echo, streams = fields.boolean("echo"), fields.boolean("stream")
@@ -145,7 +146,7 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     head |= {"model": name, "seed": seed}
-    widths = [width or min(ANSWER, model.length - tokens) for tokens in given]
+    widths = [width or min(ANSWER, most) for most in rooms]
     if language is not None and not suffix:
         widths = [constrained_width(model, *each, language, width) for each in zip(prompts, given, strict=True)]
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
@@ -293,8 +294,9 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
     alone."""
     name, model = requested_model(fields, registry, "chat")
     messages = fields.messages("messages", MAX_MESSAGES, limits.max_characters)
-    most = fields.integer("max_tokens", 1, model.length, None)
-    most = fields.integer("max_completion_tokens", 1, model.length, most)
+    room = limits.max_blank_tokens if model.writes_blocks else model.length
+    most = fields.integer("max_tokens", 1, room, None)
+    most = fields.integer("max_completion_tokens", 1, room, most)
     n = fields.integer("n", 1, limits.max_texts, 1)
     stops = fields.texts("stop", MAX_STOPS, limits.max_characters, [])
     streams = fields.boolean("stream")
@@ -305,7 +307,7 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
     fields.end()
     template = chat_template(model, messages, most)
     width, given = len(template.blanks[0]), template.blanks[0].start
-    if template.width > model.length:
+    if template.width > model.length and not model.writes_blocks:
         reject(f"the messages have {given} tokens and the model's context is {model.length}: too few for {width} more")
     if language is not None:
         template = check_spans(template.in_languages([language], may_end=True))

@@ -63,7 +63,8 @@ class GenerationTask:
         """Texts of the same model, length and options are drawn as one batch. Texts that are filled window by window
         or have a constraint are not: only their forward passes are batched."""
         width = self.template.width
-        return None if width > self.model.length or self.template.spans else (self.name, width, self.options)
+        at_once = width <= self.model.length or self.model.writes_blocks
+        return (self.name, width, self.options) if at_once and not self.template.spans else None
 
     @property
     def texts(self) -> int:

@@ -22,7 +22,7 @@ class Limits:
     max_steps: int = 1024
     """Sampling steps per request."""
     max_blank_tokens: int = 4_096
-    """Tokens in all blanks of a text."""
+    """Tokens in all blanks of a text, or written by a model that writes blocks."""
     max_characters: int = 16_384
     """Characters per text."""
     max_body_bytes: int = 131_072

@@ -38,7 +38,7 @@ MEANINGS: Mapping[str, str] = {
     "label": "Write a text of this label, with a model that was trained with labels.",
     "logprobs": "Add the log-probability of each token, and of this number of the most probable tokens in its place.",
     "max_completion_tokens": "The same as max_tokens.",
-    "max_tokens": "Tokens to write. Default: 256, or as many as fit into the model's context.",
+    "max_tokens": "Tokens to write. Default: 256, or as many as fit into the context of a model without blocks.",
     "messages": "The conversation, up to the message to answer.",
     "model": "Name of the model. Default: the first that can do the task.",
     "n": "Number of texts per prompt.",
