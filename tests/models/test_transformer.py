@@ -138,6 +138,10 @@ def test_pairs_turned_as_complex_numbers_give_the_same_attention_and_gradients(d
     by_pairs = project_and_rotate(x, projection, 3, cosine, sine)
     assert "ProjectAndRotate" in type(by_pairs.queries.grad_fn).__name__
     assert torch.equal(by_pairs.values, by_halves[2])
+    with torch.no_grad():  # few positions: the entries are put in order, not the weight
+        few = project_and_rotate(x[:1, :4], projection, 3, cosine[:4], sine[:4])
+    for got, expected in zip(few, by_pairs, strict=True):
+        torch.testing.assert_close(got, expected[:1, :, :4])
     for got, expected in zip(attention_and_gradients(by_pairs), attention_and_gradients(by_halves), strict=True):
         torch.testing.assert_close(got, expected)
 

@@ -19,7 +19,17 @@ from cedd.models.llama_config import LlamaConfig
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import AllowedTokens, Network, evaluating
 from cedd.process import TokenProcess
-from cedd.samplers import SAMPLERS, Fixed, JointConstraint, check_sampler, prompt, sample, text_seeds, time_grid
+from cedd.samplers import (
+    SAMPLERS,
+    Fixed,
+    JointConstraint,
+    check_sampler,
+    grid_sampler,
+    prompt,
+    sample,
+    text_seeds,
+    time_grid,
+)
 from cedd.samplers.blocks import first_of_window
 from cedd.samplers.graphs import GraphedBlocks, _Recording
 from cedd.samplers.languages import LanguageConstraint, Span
@@ -381,6 +391,19 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
         recordings.clear()
         assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
     assert sum(type(function).__name__ == "_NextBlock" for function in recordings) == 1  # one for all blocks
+
+
+def test_the_steps_of_blocks_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, check = list[str](), grid_sampler.check_leaps
+
+    def counted(rule: cedd.samplers.StepRule, *others: Any) -> None:
+        planned.append(rule.name)
+        check(rule, *others)
+
+    monkeypatch.setattr(grid_sampler, "check_leaps", counted)
+    for process in (MASKS, cedd.roulette(VOCABULARY)):
+        sample(network(), process, (2, 24), method=cedd.METHODS["bayes"].in_blocks(WIDTH), steps=3, seed=1)
+    assert planned == ["analytic"] * 2  # once per run, for all texts
 
 
 def test_steps_are_those_of_a_block() -> None:

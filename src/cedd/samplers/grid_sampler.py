@@ -84,7 +84,13 @@ class GridSampler(Sampler):
     def sample(self, run: SamplingRun) -> Tensor:
         parts = {one.name: getattr(run, one.name) for one in fields(SamplingRun)}
         last_rule = run.dynamics.last_rule(run.parameterization, run.process)
-        grid_run = GridRun(**parts, sampler=self, rule=self.rule(run.method), last_rule=last_rule, grid=run.times())
+        grid_run = GridRun(
+            **parts,
+            sampler=self,
+            rule=self.rule(run.method),
+            last_rule=last_rule,
+            grid=run.once((self, "grid"), run.times),
+        )
         dense = grid_run.is_dense
         if run.network.conditions is None and (dense or not run.dynamics.only_reveals(run.process)):
             # Unlike samplers that reveal a token per call, the network also runs on unchanged sequences.
@@ -225,29 +231,38 @@ class GridRun(SamplingRun):
 
 def denoise(run: GridRun, x: Tensor) -> Tensor:
     """x [B, L] from the first time of the grid to the last."""
-    noise, earlier = run.process.noise(run.grid[:-1]), run.process.noise(run.grid[1:])
-    levels = torch.stack([noise.stacked(), earlier.stacked()], 1).to(x.device)
-    sigma = noise.sigma.to(device=x.device, dtype=torch.float32)
-    if isinstance(run.parameterization, Affine):
-        check_leaps(run.rule, run.parameterization, noise, earlier)
+    levels, sigma, known = run.once((run.sampler, "levels"), lambda: _levels(run))
     run.show(0, float(run.grid[0]), x)
-    plan = None if run.is_dense else _plan(run, x, noise, earlier)
+    plan = None if run.is_dense or known is None else _plan(run, x, known)
     if run.joint is not None and not (run.sampler.has_own_step or (plan is not None and plan.only_reveals)):
         raise ValueError(
             "a constraint on the text (a regular expression, choices, a JSON schema) needs a model that only masks "
             f"(process absorb) and predicts probabilities; here, {run.sampler.name} changes tokens or uses ratios"
         )
     if plan is None or run.is_watched:
-        return _in_step(run, x, plan, levels, sigma)
+        return _in_step(run, x, plan, levels, sigma, known)
     for rule, first, last in run.stretches():
         for candidates in plan.calls(first, last, x.device):
             x = _jump_step(run, rule, x, candidates, levels, sigma)
     return _possible(run, x)
 
 
-def _in_step(run: GridRun, x: Tensor, plan: Plan | None, levels: Tensor, sigma: Tensor) -> Tensor:
+def _levels(run: GridRun) -> tuple[Tensor, Tensor, Chances | None]:
+    """The levels of all steps [K, 2, F], sigma [K], and the probabilities in them where they are known beforehand."""
+    noise, earlier = run.process.noise(run.grid[:-1]), run.process.noise(run.grid[1:])
+    levels = torch.stack([noise.stacked(), earlier.stacked()], 1).to(run.device)
+    sigma = noise.sigma.to(device=run.device, dtype=torch.float32)
+    if isinstance(run.parameterization, Affine):
+        check_leaps(run.rule, run.parameterization, noise, earlier)
+    return levels, sigma, run.chances(noise, earlier) if run.has_known_chances else None
+
+
+def _in_step(
+    run: GridRun, x: Tensor, plan: Plan | None, levels: Tensor, sigma: Tensor, known: Chances | None
+) -> Tensor:
     """Run all sequences step by step together."""
-    stay = _mask_stays(run, levels)
+    # The probability that a mask stays in each step; 0 if it depends on the network.
+    stay = torch.zeros_like(levels[:, 0, 0]) if known is None else (1 - known.reveal).to(levels.device)
 
     def plain(x: Tensor, k: int) -> Tensor:
         if run.joint is not None:  # the step to t = 0
@@ -297,15 +312,9 @@ def _possible(run: GridRun, x: Tensor) -> Tensor:
     return put_at(x, rows, outputs.map(drawn))
 
 
-def _mask_stays(run: GridRun, levels: Tensor) -> Tensor:
-    """The probability that a mask stays in each step, [K]; 0 if it depends on the network."""
-    noise, earlier = _ends(run.states, levels)
-    return 1 - run.chances(noise, earlier).reveal if run.has_known_chances else torch.zeros_like(noise.t)
-
-
-def _plan(run: GridRun, x: Tensor, noise: Noise, earlier: Noise) -> Plan:
+def _plan(run: GridRun, x: Tensor, known: Chances) -> Plan:
     masked = x == run.process.vocab_size
-    return Plan(run.chances(noise, earlier), masked, run.held, run.random, run.network.has_head)
+    return Plan(known, masked, run.held, run.random, run.network.has_head)
 
 
 # ----------------------------------------------------------------------------------------------------------------

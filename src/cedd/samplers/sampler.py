@@ -22,10 +22,10 @@ A sampler that generates block by block loops over blocks in `sample`, with a ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ from cedd.samplers.constraints import Constraint, Fixed, JointConstraint, held_p
 from cedd.samplers.grids import last_time, time_grid
 from cedd.samplers.options import Callback, SamplingOptions
 from cedd.samplers.random_numbers import RandomNumbers, Use
+
+Shared = TypeVar("Shared")
 
 OWN_OPTIONS = ("block_length", "threshold", "place_temperature")
 """Fields of `SamplingOptions` that only some samplers use, which declare them in `Sampler.own_options`."""
@@ -60,6 +62,14 @@ class SamplingRun:
     options: SamplingOptions
     sharpening: Sharpening
     constraint: Constraint | None
+    shared: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False, repr=False)
+    """What depends on the process, the method and the options alone: computed once for the runs of all blocks."""
+
+    def once(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
+        """make(), or what it returned for the same key in a run that this one was made from."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
 
     def of_sequences(self, start: int, stop: int) -> SamplingRun:
         """The run of sequences start..stop-1."""

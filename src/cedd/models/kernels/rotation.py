@@ -51,6 +51,10 @@ def project_and_rotate(x: Tensor, projection: nn.Linear, heads: int, cosine: Ten
     """Queries and keys of x [B, L, D], rotated by the tables of their positions, and values."""
     weight, plain = projection.weight, (torch.float32, torch.float64)
     if x.device.type == "cpu" and x.dtype in plain and x.dtype == weight.dtype and not _is_traced():
+        if not torch.is_grad_enabled() and x.shape[:2].numel() < x.shape[2]:
+            # Of few positions, as in a block after a cache, the entries are put in order and not the weight.
+            qkv = F.linear(x, weight).index_select(-1, _paired(heads, cosine.shape[-1]))
+            return Heads(*_rotate_pairs(qkv, _rotations(heads, cosine, sine, x.dtype)))
         rotated = _ProjectAndRotate.apply(x, weight, heads, cosine, sine)
         assert isinstance(rotated, tuple)
         return Heads(*rotated)
@@ -107,15 +111,10 @@ class _ProjectAndRotate(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, heads: int, cosine: Tensor, sine: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        half = cosine.shape[-1] // 2
-        rotations = torch.complex(cosine[:, :2, :, :half], sine[:, :2, :, half:]).to(x.dtype.to_complex())
-        rotations = rotations.expand(-1, -1, heads, -1).contiguous()  # [L, 2, H, W/2]: exp(i angle) for q and k
-        weight = weight.index_select(0, _paired(heads, 2 * half))
-        qkv = F.linear(x, weight).unflatten(-1, (3, heads, -1))
-        _pairs(qkv[:, :, :2]).mul_(rotations)
+        rotations = _rotations(heads, cosine, sine, x.dtype)
+        weight = weight.index_select(0, _paired(heads, cosine.shape[-1]))
         ctx.save_for_backward(x, weight, rotations)
-        queries, keys, values = qkv.transpose(1, 3).unbind(2)
-        return queries, keys, values
+        return _rotate_pairs(F.linear(x, weight), rotations)
 
     @staticmethod
     @once_differentiable
@@ -134,6 +133,21 @@ class _ProjectAndRotate(torch.autograd.Function):
         d_weight = d_qkv.flatten(0, 1).T @ x.flatten(0, 1)
         order = _paired(d_values.shape[2], d_values.shape[3])
         return d_x, torch.empty_like(d_weight).index_copy_(0, order, d_weight), None, None, None
+
+
+def _rotations(heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(i angle) for q and k, [L, 2, H, W/2], from the tables."""
+    half = cosine.shape[-1] // 2
+    rotations = torch.complex(cosine[:, :2, :, :half], sine[:, :2, :, half:]).to(dtype.to_complex())
+    return rotations.expand(-1, -1, heads, -1).contiguous()
+
+
+def _rotate_pairs(qkv: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, k, v) [B, H, L, W] from entries [B, L, 3 D] in the order of `_paired`, which are overwritten."""
+    qkv = qkv.unflatten(-1, (3, rotations.shape[2], -1))
+    _pairs(qkv[:, :, :2]).mul_(rotations)
+    queries, keys, values = qkv.transpose(1, 3).unbind(2)
+    return queries, keys, values
 
 
 def _pairs(x: Tensor) -> Tensor:
