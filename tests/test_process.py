@@ -416,7 +416,7 @@ def test_corrected_tokens_count_the_noise_before_a_geometric_schedule_starts() -
         (lambda: cedd.absorb(2.5), "whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: cedd.absorb(5, 0.3), "schedule"),  # pyright: ignore[reportArgumentType]
         (lambda: cedd.eroulette(5, mask_share=1.1), "mask_share"),
-        (lambda: cedd.process_from_config({"name": "absorb"}), "does not fit"),
+        (lambda: cedd.process_from_config({"name": "absorb"}), "invalid arguments of the process absorb"),
         (lambda: cedd.absorb(5).sigma(1.0000001), "1.0000001"),
         (lambda: cedd.uniform(5).check_states(torch.tensor([[5]])), "no mask"),
     ],

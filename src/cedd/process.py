@@ -659,4 +659,4 @@ def process_from_config(config: JSONMapping) -> TokenProcess:
     try:
         return PROCESSES[name](**arguments)
     except TypeError as error:
-        raise ValueError(f"the record of {name} does not fit: {error}") from error
+        raise ValueError(f"invalid arguments of the process {name}: {error}") from error

@@ -485,7 +485,7 @@ OF_LIBRARIES = (
     "version of cedd: ",
     "safetensors file: ",
     "is not JSON: ",
-    "does not fit: ",
+    "invalid arguments of [^:]*: ",
     "invalid record of [^:]*: ",
     r"cannot be read: ",
     r"cannot listen on ",

@@ -43,7 +43,7 @@ CASES = [
     *((f"genppl RUN/roulette {option}", "no effect without --frontier") for option in WITHOUT_FRONTIER),
     *((f"genppl --samples RUN/samples.jsonl {option}", "with --samples") for option in (*OF_DRAWING, "--out x.jsonl")),
     *(
-        (f"genppl --frontier RUN/curves {option}", "no effect without a RUN")
+        (f"genppl --frontier RUN/curves {option}", "no effect without a MODEL")
         for option in (*OF_DRAWING[:3], "--top-ps 1 0.5")
     ),
     ("genppl RUN/roulette --frontier RUN/curves --draw-only --plot x.png", "--plot has no effect with --draw-only"),

@@ -340,7 +340,7 @@ def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
         cedd.import_model(folder, device="cpu")
     (folder / "tokenizer.json").unlink()
     assert cedd.import_model(folder, device="cpu").tokenizer.kind == "ids"
-    with pytest.raises(ValueError, match="no tokenizer is called 'nowhere'"):
+    with pytest.raises(ValueError, match="unknown tokenizer 'nowhere'"):
         cedd.import_model(folder, "nowhere", device="cpu")
 
 

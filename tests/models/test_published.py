@@ -443,7 +443,7 @@ def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\na\nb\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"the tokenizer .* has 4 tokens, and the network 17"):
         cedd.import_model(folder, tmp_path)
-    with pytest.raises(ValueError, match="no tokenizer is called 'gtp2'; use gpt2, bert, none, or a folder"):
+    with pytest.raises(ValueError, match="unknown tokenizer 'gtp2'; use gpt2, bert, none, or a folder"):
         cedd.import_model(folder, "gtp2")
     words = ["[UNK]", "[SEP]", *"abcdefghijklmn"]  # one fewer than the network has: the last is [PAD]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")

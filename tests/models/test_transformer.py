@@ -1,6 +1,7 @@
 """The network: shapes, what it starts as, what it may see, and that the cache and the compiler change nothing."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -419,3 +420,9 @@ def test_compiled_blocks_keep_few_activations():
         return sum(saved.values())
 
     assert (saved_bytes(4) - saved_bytes(2)) / 2 < 17 * (64 * 32 * 64 * 2)
+
+
+@pytest.mark.parametrize("record", [[[1, 2, 3]], "xx", None])
+def test_a_network_that_is_not_an_object_is_refused(record: Any):
+    with pytest.raises(ValueError, match="network must be a JSON object"):
+        Transformer.from_config(record)

@@ -84,7 +84,7 @@ def check(arguments: Genppl) -> None:
         refuse_unused(sweep, (*swept, "entropy", "draw_only", "plot"), "without --frontier")
     elif sweep.draw_only:
         refuse_unused(sweep, ("entropy", "plot"), "with --draw-only")
-    reason = "with --samples, which are judged as they are" if arguments.samples is not None else "without a RUN"
+    reason = "with --samples, whose texts are only scored" if arguments.samples is not None else "without a MODEL"
     if arguments.samples is not None or (sweep.frontier is not None and not arguments.models):
         refuse_unused(arguments, ("n", "length", "seed"), reason)
         refuse_unused(arguments.options, vars(arguments.options), reason, usual.options)

@@ -1067,7 +1067,7 @@ def fitting_tokenizer(name: str, vocab_size: int, *, required: bool = True) -> T
     if name == "none" or (not required and size is not None and vocab_size not in (size, size + 1)):
         return IdTokenizer(vocab_size)
     if size is None and not expanded(name).is_dir():
-        raise ValueError(f"no tokenizer is called {name!r}; use {', '.join(FITTING)}, none, or a folder that has one")
+        raise ValueError(f"unknown tokenizer {name!r}; use {', '.join(FITTING)}, none, or a folder with a tokenizer")
     tokenizer = load()
     if tokenizer.vocab_size not in (vocab_size, vocab_size - 1):
         raise ValueError(f"the tokenizer {name} has {tokenizer.vocab_size} tokens, and the network {vocab_size}")
@@ -1094,4 +1094,4 @@ def make_tokenizer(
             return TOKENIZER_KINDS[kind].make(size, texts)
     if (folder := expanded(name)).is_dir():
         return load_tokenizer(folder)
-    raise ValueError(f"unknown tokenizer {name!r}{suggestion(name, (*NAMES, 'a folder that has one'))}")
+    raise ValueError(f"unknown tokenizer {name!r}{suggestion(name, (*NAMES, 'a folder with a tokenizer'))}")

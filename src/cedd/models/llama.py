@@ -406,12 +406,12 @@ class Llama(Backbone):
 
     @classmethod
     def from_config(cls, config: JSONMapping) -> Llama:
-        return cls(from_json(LlamaConfig, dict(config), "network"))
+        return cls(from_json(LlamaConfig, config, "network"))
 
     @classmethod
     def least_parameters(cls, config: Mapping[str, Any]) -> int:
         """The number of parameters of the embedding and of the matrices in the layers."""
-        options = from_json(LlamaConfig, dict(config), "network")
+        options = from_json(LlamaConfig, config, "network")
         return options.width * options.vocab_size + options.depth * _layer_weights(options)
 
     def config(self) -> JSONObject:

@@ -351,12 +351,12 @@ class Transformer(Backbone):
 
     @classmethod
     def from_config(cls, config: JSONMapping) -> Transformer:
-        return cls(from_json(TransformerConfig, dict(config), "network"))
+        return cls(from_json(TransformerConfig, config, "network"))
 
     @classmethod
     def least_parameters(cls, config: Mapping[str, Any]) -> int:
         """The number of parameters of the blocks' matrices and of the modulation."""
-        options = from_json(TransformerConfig, dict(config), "network")
+        options = from_json(TransformerConfig, config, "network")
         blocks = options.depth * options.width**2 * (4 + 2 * options.mlp_ratio)
         return blocks + (options.width * options.conditioning_width if options.time_conditioning else 0)
 

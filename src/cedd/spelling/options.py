@@ -67,8 +67,8 @@ class CorrectionOptions:
             ("rate", 0 < self.rate < 1, "must lie in (0, 1)"),
             ("threshold", 0 <= self.threshold <= 1, "must lie in [0, 1]"),
             ("swaps", 0 <= self.swaps < 1, "must lie in [0, 1)"),
-            ("max_surprise", limit is None or limit >= 0, "must be 0 or more (nats per letter)"),
-            ("temperature", 0 <= self.temperature < math.inf, "must be 0 or more, and finite"),
+            ("max_surprise", limit is None or limit >= 0, "must be at least 0 (nats per letter)"),
+            ("temperature", 0 <= self.temperature < math.inf, "must be at least 0 and finite"),
             (
                 "change",
                 self.change in (None, "letters", "all"),
