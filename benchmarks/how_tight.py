@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from command_line import command
 from torch import Tensor
@@ -27,7 +28,7 @@ from cedd.bounds.importance import ORDERS, ImportanceEstimate
 from cedd.cli.parser import argument
 from cedd.device import pick_device
 from cedd.evaluation.options import BoundName, EvaluationOptions
-from cedd.evaluation.perplexity import choose_sequences, load_data, measure
+from cedd.evaluation.perplexity import choose_sequences, load_data, measure, read_blocks
 from cedd.models.folder import ModelFolder, load_folder
 from cedd.storage import atomic_file, atomic_write, read_json
 
@@ -46,7 +47,9 @@ class Arguments:
     set: str = "wikitext2"
     """An evaluation set, or a text file."""
     blocks: int = 64
-    """Blocks of the set, evenly spaced."""
+    """Number of blocks."""
+    start: int | None = None
+    """Measure consecutive blocks from this one on, counted from 0 (default: blocks evenly spaced over the set)."""
     orders: int = ORDERS
     """Orders per block."""
     draws: int = 32
@@ -72,12 +75,19 @@ def measured(arguments: Arguments) -> dict[str, Any]:
     device = pick_device(arguments.device)
     folder = load_folder(arguments.model, device)
     data = load_data(arguments.set, folder.tokenizer, folder.length, root=arguments.data)
-    blocks, protocol = choose_sequences(data, arguments.blocks, folder.tokenizer)
+    if arguments.start is None:
+        blocks, protocol = choose_sequences(data, arguments.blocks, folder.tokenizer)
+    else:
+        end, count = arguments.start + arguments.blocks, len(data.packed)
+        if arguments.start < 0 or end > count:
+            raise ValueError(f"--start {arguments.start} with --blocks {arguments.blocks}: the set has {count} blocks")
+        blocks, protocol = read_blocks(data, np.arange(arguments.start, end), folder.tokenizer)
     record: dict[str, Any] = {
         "model": arguments.model,
         "method": folder.method.name,
         "set": protocol["set"],
         "blocks": len(blocks),
+        "start": arguments.start,
         "length": folder.length,
         "orders": arguments.orders,
         "seed": arguments.seed,
