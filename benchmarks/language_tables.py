@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,7 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "differences": _differences(rows),
         "protocol": _protocol(rows),
         "bounds": _bounds(rows, MAIN),
+        "weighted": weighted_bounds(rows, (*MAIN, *LONG_CELLS)),
         "paper-bounds": _paper_bounds(rows, MAIN),
         "order": _paired(rows, PAPERS_ORDER),
         "bayes": _paired(rows, LEAVE_ONE_OUT),
@@ -231,6 +232,32 @@ def _blocks(rows: Rows) -> dict[str, str]:
         "blocks-samples": _generative(rows, done) + _real(rows, rows.protocol.get("length"), ""),
         "blocks-speed": _speed(rows, done),
     }
+
+
+def weighted_bounds(rows: Rows, cells: Sequence[str]) -> str:
+    """`tight` and the importance-weighted bound on the same blocks, for rows that have both."""
+    texts = [*rows.sets, *rows.held_out]
+    heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
+    lines = [f"| nats per token: tight, importance (difference) | K | {' | '.join(heads)} |"]
+    lines.append(f"|---|--:|{'--:|' * len(heads)}")
+    for title, _, row in rows.of(cells):
+        found = {text: row["texts"][text].get("importance") for text in texts} if row is not None else {}
+        if orders := {record["orders"] for record in found.values() if record}:
+            shown = " | ".join(_both_bounds(record) for record in found.values())
+            lines.append(f"| {title} | {', '.join(map(str, sorted(orders)))} | {shown} |")
+    return "\n".join(lines) if len(lines) > 2 else "No row has an importance-weighted bound yet."
+
+
+def _both_bounds(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return NOT_YET
+    if None in (record["nats_per_token"], record["tight_of_blocks"]):
+        return "∞"
+    if record["less_tight"] == 0:
+        return f"{record['nats_per_token']:.3f}, exact"
+    less, error = record["less_tight"], record["less_tight_stderr"]
+    difference = f"{less:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+    return f"{record['tight_of_blocks']:.3f}, {record['nats_per_token']:.3f} ({difference})"
 
 
 def _quoted(rows: Rows) -> str:
@@ -578,4 +605,27 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
         values = torch.tensor([_held_out_nats(run["curve"][-1]) for run in runs], dtype=torch.float64)
         shown = " | ".join(f"{value:.3f}" for value in values.tolist())
         lines.append(f"| {cell} | {shown} | {mean_with_interval(values)} |")
+    return "\n".join((*lines, "", order_over_seeds(records)))
+
+
+def order_over_seeds(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Differences of neighbours in the paper's order: the mean over seeds with a 95% interval by Student's t, which
+    covers the variance of training."""
+    lines = ["| nats per token, mean over seeds [95%] | bound | text | difference | agrees with the paper |"]
+    lines.append("|---|---|---|--:|---|")
+    for better, worse, process in PAPERS_ORDER:
+        runs = [records.get(f"{method}/{process}") for method in (better, worse)]
+        if None in runs:
+            continue
+        first, second = ([run["final"]["rows"][""]["texts"] for run in each] for each in runs if each is not None)
+        for text, bound in product(first[0], ("tight", "importance")):
+            values = [(a[text].get(bound), b[text].get(bound)) for a, b in zip(first, second, strict=True)]
+            pairs = [(a["nats_per_token"], b["nats_per_token"]) for a, b in values if a and b]
+            if len(pairs) < len(first) or None in chain(*pairs):
+                continue
+            mean, error = mean_and_stderr(torch.tensor([a - b for a, b in pairs], dtype=torch.float64))
+            half = student_quantile(len(pairs) - 1) * error
+            agrees = "yes" if mean + half < 0 else "no" if mean - half > 0 else "undecided"
+            shown = f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
+            lines.append(f"| {better} − {worse}, {process} | {bound} | {text} | {shown} | {agrees} |")
     return "\n".join(lines)

@@ -277,6 +277,28 @@ def test_the_page_has_what_the_results_say(benchmark):
         assert f"<!-- {name} -->\n\n{made[name]}\n\n<!-- end of {name} -->" in text, name
 
 
+def test_both_bounds_and_their_order_over_seeds_are_shown(benchmark):
+    def cell(tight, weighted):
+        importance = {"nats_per_token": weighted, "orders": 4, "tight_of_blocks": tight + 0.5}
+        importance |= {"less_tight": weighted - tight - 0.5, "less_tight_stderr": 0.01}
+        row = {"texts": {"books": {"tight": {"nats_per_token": tight}, "importance": importance}}}
+        return {"final": {"rows": {"": row}}}
+
+    cells = {"cedd-star/absorb": cell(4.0, 3.9), "cedd/absorb": cell(4.1, 4.0)}
+    content = {"cells": cells, "protocol": {"test_sets": [], "corpus": {"books": None}}}
+    shown = benchmark.weighted_bounds(benchmark.Rows(content, None), list(cells)).splitlines()
+    assert shown[3] == "| cedd/absorb | 4 | 4.600, 4.000 (-0.600 ± 0.010) |"
+    seeds = {
+        "cedd-star/absorb": [cell(4.0, 3.9), cell(4.02, 3.9), cell(4.01, 4.0)],
+        "cedd/absorb": [cell(4.1, 4.0), cell(4.11, 3.9), cell(4.12, 3.95)],
+    }
+    lines = benchmark.order_over_seeds(seeds).splitlines()
+    # Differences -0.1, -0.09 and -0.11: the standard error is 0.01 / sqrt(3), and t = 4.303.
+    assert lines[2] == "| cedd-star − cedd, absorb | tight | books | -0.1000 (-0.1248 to -0.0752) | yes |"
+    assert lines[3].endswith("| undecided |")
+    assert len(lines) == 4
+
+
 @pytest.mark.slow
 def test_another_protocol_is_refused(benchmark, arguments, done):
     before = arguments.results.read_bytes()
