@@ -32,11 +32,11 @@ from typing import Any, Literal
 
 from english_words import corpus_texts, held_out_sentences
 from helps import parser_of
+from word_protocol import LISTS, Misspelt, Pair, joined_and_split, measure, placed, read_pairs
 
 import cedd
 from cedd.apps.correct.engine import corrector_folder
 from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
-from cedd.apps.correct.word_protocol import LISTS, Misspelt, Pair, joined_and_split, measure, placed, read_pairs
 from cedd.apps.correct.words import like
 from cedd.data.folders import data_folder
 from cedd.models.locate import packaged

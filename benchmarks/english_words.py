@@ -30,6 +30,17 @@ import numpy as np
 import torch
 from helps import parser_of
 from numpy.typing import NDArray
+from word_protocol import (
+    LISTS,
+    Misspelt,
+    Pair,
+    bare_words,
+    joined_and_split,
+    number,
+    placed,
+    read_pairs,
+    sentences,
+)
 
 from cedd import load
 from cedd.apps.correct.channel import Channel, learn_edits
@@ -47,17 +58,6 @@ from cedd.apps.correct.lexicon import (
 from cedd.apps.correct.likelihood import likelihoods
 from cedd.apps.correct.reader import Reader
 from cedd.apps.correct.suspects import FEATURES, Suspect, keep_ratio, weight_vector
-from cedd.apps.correct.word_protocol import (
-    LISTS,
-    Misspelt,
-    Pair,
-    bare_words,
-    joined_and_split,
-    number,
-    placed,
-    read_pairs,
-    sentences,
-)
 from cedd.apps.correct.words import Token, key_of, tokens_of
 from cedd.data.folders import data_folder
 from cedd.spelling.options import correction_options

@@ -24,19 +24,8 @@ from torch import Tensor
 import cedd
 
 Result = TypeVar("Result")
-SWITCHES: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "model_type": "llada",
-    "block_type": "llama",
-    "rope": True,
-    "alibi": False,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "weight_tying": False,
-    "scale_logits": False,
-    "input_emb_norm": False,
-    "block_group_size": 1,
-    "layer_norm_type": "rms",
-    "activation_type": "silu",
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
     "max_sequence_length": 4096,
@@ -115,7 +104,7 @@ def write(arguments: Arguments) -> None:
         "mask_token_id": arguments.rows - 128,
     }
     (arguments.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    (arguments.folder / "config.json").write_text(json.dumps({**SWITCHES, **sizes}))
+    (arguments.folder / "config.json").write_text(json.dumps({**SETTINGS, **sizes}))
 
 
 class Steps:

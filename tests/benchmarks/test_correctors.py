@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cedd.apps.correct.lexicon import LEXICON_WEIGHTS_FILE
-from cedd.apps.correct.word_protocol import Misspelt, Pair
 from cedd.models.locate import packaged
 from cedd.storage import read_json
 from tests.benchmarks.scripts import definitions
@@ -19,8 +18,8 @@ def scripts():
 
 
 def test_a_word_in_fifty_is_wrong(scripts):
-    clean = [Misspelt(text, text) for text in ("one two three four five six seven eight nine ten",) * 200]
-    wrong = [Misspelt("a letter came by post", "a leter came by post", Pair("leter", "letter"))] * 50
+    clean = [scripts.Misspelt(text, text) for text in ("one two three four five six seven eight nine ten",) * 200]
+    wrong = [scripts.Misspelt("a letter came by post", "a leter came by post", scripts.Pair("leter", "letter"))] * 50
     text = " ".join(scripts.mostly_right([*clean, *wrong], 100)).split()
     assert 0.015 < text.count("leter") / len(text) < 0.03
 
@@ -31,7 +30,12 @@ def test_the_first_suggestion_is_taken(scripts):
 
 
 def test_misspellings_are_remembered_with_all_that_was_meant(scripts):
-    pairs = [Pair("ther", "there"), Pair("ther", "their"), Pair("ther", "there"), Pair("hte", "unheard")]
+    pairs = [
+        scripts.Pair("ther", "there"),
+        scripts.Pair("ther", "their"),
+        scripts.Pair("ther", "there"),
+        scripts.Pair("hte", "unheard"),
+    ]
     assert scripts.memory_of(pairs, {"there", "their"}) == {"ther": ("there", "their")}
 
 

@@ -33,7 +33,6 @@ from cedd.apps.correct.lexicon import Lexicon, gram_table, hashes, load_lexicon,
 from cedd.apps.correct.reader import Reader, TokenizedText
 from cedd.apps.correct.suspects import FEATURES, Option, Suspect, is_accepted
 from cedd.apps.correct.word_by_word import word_by_word
-from cedd.apps.correct.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
 from cedd.apps.correct.words import acronyms, like, tokens_of
 
 WORDS = [
@@ -781,47 +780,3 @@ def test_replacements_have_the_case_of_the_original():
     assert [like(a, "it's") for a in ("teh", "Teh", "TEH", "I", "te’h")] == ["it's", "It's", "IT'S", "It's", "it’s"]
     assert acronyms(tokens_of("He saw NASA there")) == [False, False, True, False]
     assert acronyms(tokens_of("HE SAW NASA THERE")) == [False] * 4
-
-
-# ---- the protocol -------------------------------------------------------------------------------------------------
-
-
-def test_kinds_of_errors():
-    kinds = {
-        ("recieve", "receive"): "swapped",
-        ("hav", "have"): "missing",
-        ("havve", "have"): "extra",
-        ("hove", "have"): "replaced",
-        ("cat", "car"): "real word",
-        ("alot", "a lot"): "joined",
-        ("to gether", "together"): "split",
-        ("fisix", "physics"): "several",
-    }
-    assert {pair: kind_of(Pair(*pair), {"cat"}) for pair in kinds} == kinds
-
-
-def test_the_part_of_a_word_does_not_depend_on_case():
-    words = [f"word{i}" for i in range(1000)]
-    assert [part_of(word) for word in words] == [part_of(word.upper()) for word in words]
-    shares = {part: sum(part_of(word) == part for word in words) for part in ("train", "dev", "test")}
-    assert 550 < shares["train"] < 650
-    assert 150 < shares["dev"] < 250
-
-
-def test_errors_are_inserted_into_sentences():
-    pairs = {"list": [Pair("leter", "letter"), Pair("hoem", "home")]}
-    (one,) = placed(pairs, ["The Letter came to us."], 5)
-    assert (one.written, one.meant) == ("The Leter came to us.", "The Letter came to us.")
-
-
-@pytest.mark.parametrize(
-    ("corrected", "expected"),
-    [
-        ("I have a lot.", (1, 1, 0, 2, 0)),
-        ("I have alot!", (1, 0, 0, 2, 0)),
-        ("I have a slot.", (1, 0, 1, 2, 0)),
-        ("i had a lot", (1, 1, 0, 2, 1)),
-    ],
-)
-def test_outcomes_are_counted_in_words(corrected, expected):
-    assert tuple(outcome(Misspelt("I have a lot.", "I have alot.", Pair("alot", "a lot")), corrected)) == expected

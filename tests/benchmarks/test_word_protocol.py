@@ -1,0 +1,58 @@
+"""The evaluation protocol on human misspellings."""
+
+import pytest
+
+from tests.benchmarks.scripts import definitions
+
+
+@pytest.fixture(scope="module")
+def protocol():
+    return definitions("word_protocol")
+
+
+def test_kinds_of_errors(protocol):
+    kinds = {
+        ("recieve", "receive"): "swapped",
+        ("hav", "have"): "missing",
+        ("havve", "have"): "extra",
+        ("hove", "have"): "replaced",
+        ("cat", "car"): "real word",
+        ("alot", "a lot"): "joined",
+        ("to gether", "together"): "split",
+        ("fisix", "physics"): "several",
+    }
+    assert {pair: protocol.kind_of(protocol.Pair(*pair), {"cat"}) for pair in kinds} == kinds
+
+
+def test_the_part_of_a_word_does_not_depend_on_case(protocol):
+    words = [f"word{i}" for i in range(1000)]
+    assert [protocol.part_of(word) for word in words] == [protocol.part_of(word.upper()) for word in words]
+    shares = {part: sum(protocol.part_of(word) == part for word in words) for part in ("train", "dev", "test")}
+    assert 550 < shares["train"] < 650
+    assert 150 < shares["dev"] < 250
+
+
+def test_errors_are_inserted_into_sentences(protocol):
+    pairs = {"list": [protocol.Pair("leter", "letter"), protocol.Pair("hoem", "home")]}
+    (one,) = protocol.placed(pairs, ["The Letter came to us."], 5)
+    assert (one.written, one.meant) == ("The Leter came to us.", "The Letter came to us.")
+
+
+@pytest.mark.parametrize(
+    ("corrected", "expected"),
+    [
+        ("I have a lot.", (1, 1, 0, 2, 0)),
+        ("I have alot!", (1, 0, 0, 2, 0)),
+        ("I have a slot.", (1, 0, 1, 2, 0)),
+        ("i had a lot", (1, 1, 0, 2, 1)),
+    ],
+)
+def test_outcomes_are_counted_in_words(protocol, corrected, expected):
+    assert (
+        tuple(
+            protocol.outcome(
+                protocol.Misspelt("I have a lot.", "I have alot.", protocol.Pair("alot", "a lot")), corrected
+            )
+        )
+        == expected
+    )
