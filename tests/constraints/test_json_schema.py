@@ -1,6 +1,7 @@
 """JSON schemas: what the language holds is JSON that is valid, by a validator that shares no code."""
 
 import json
+import math
 import random
 from decimal import Decimal
 from itertools import product
@@ -247,6 +248,9 @@ def test_formats(name, inside, outside):
         ({"type": "string", "pattern": "(?=a)"}, "#: regular expression '\\(\\?=a\\)': look-ahead"),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems must be at most maxItems"),
         ({"type": "array", "minItems": -1}, "whole number from 0 up"),
+        ({"type": "string", "maxLength": 10**9}, "maxLength must be at most 10,000 \\(got 1,000,000,000\\)"),
+        ({"enum": [1, math.nan]}, "enum and const must be JSON values \\(got nan\\)"),
+        ({"const": {1, 2}}, "enum and const must be JSON values"),
         ({"prefixItems": [True], "minItems": 2}, "at most the 1 prefixItems"),
         ({"type": "object", "minProperties": 2}, "above 1 is not supported"),
         ({"type": "integer", "minimum": "3"}, "minimum must be a number"),

@@ -78,7 +78,7 @@ class ConstraintOptions:
     """Regular expression that each whole text must match, such as '\\d{4}-\\d\\d'."""
     json_schema: Path | None = None
     """File with a JSON schema under which each text must be valid."""
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
     """Texts of which each sample must be one."""
 
 

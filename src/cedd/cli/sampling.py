@@ -65,7 +65,7 @@ def constraint_of(options: ConstraintOptions) -> Language | None:
     given = {
         "--regex": options.regex is not None,
         "--json-schema": options.json_schema is not None,
-        "--choices": bool(options.choices),
+        "--choices": options.choices is not None,
     }
     names = [name for name, there in given.items() if there]
     if len(names) > 1:
@@ -77,7 +77,7 @@ def constraint_of(options: ConstraintOptions) -> Language | None:
     elif options.json_schema is not None:
         made = json_schema(options.json_schema.read_text(encoding="utf-8"))
     else:
-        made = choice(options.choices)
+        made = choice(options.choices or ())
     _ = made.automaton  # refuses what no text satisfies
     return made
 

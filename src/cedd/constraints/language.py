@@ -64,7 +64,7 @@ def choice(texts: Iterable[str]) -> Language:
         raise ValueError(f"the choices must be a list of texts (got the text {texts[:MOST_SHOWN]!r})")
     given = list(texts)
     if not given or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"the choices must be at least one text (got {given[:4]!r})")
+        raise ValueError(f"the choices must be at least one text, and only texts (got {given[:4]!r})")
     return Language(alternatives(*map(literal, dict.fromkeys(given))), _named("choice", repr(given)))
 
 

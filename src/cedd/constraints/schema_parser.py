@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from cedd.constraints.regex_parser import parse_regex
+from cedd.constraints.regex_parser import MOST_COUNT, parse_regex
 from cedd.constraints.syntax import (
     ANY,
     NOTHING,
@@ -173,7 +173,7 @@ class _SchemaReader:
         if "type" in schema:
             types = [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
             values = [value for value in values if _is_of(value, types)]
-        return alternatives(*(literal(json.dumps(value, ensure_ascii=False)) for value in values))
+        return alternatives(*(literal(_json(value, place)) for value in values))
 
     def _any_of(self, schema: Schema, place: _Place) -> Expression:
         return alternatives(*(self.value(each, at) for each, at in _listed(schema, "anyOf", place)))
@@ -336,6 +336,14 @@ def _listed(schema: Schema, keyword: str, place: _Place) -> list[tuple[Any, _Pla
     return [(each, place / keyword / number) for number, each in enumerate(options)]
 
 
+def _json(value: Any, place: _Place) -> str:
+    """A value as JSON text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        raise place.error(f"enum and const must be JSON values (got {value!r})") from None
+
+
 def _counts(
     schema: Schema, place: _Place, least_name: str, most_name: str, distinct: bool = False
 ) -> tuple[int, int | None]:
@@ -343,6 +351,8 @@ def _counts(
     for name, count in ((least_name, least), (most_name, 0 if most is None else most)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise place.error(f"{name} must be a whole number from 0 up (got {count!r})")
+        if count > MOST_COUNT:
+            raise place.error(f"{name} must be at most {MOST_COUNT:,} (got {count:,})")
     if most is not None and least > most:
         raise place.error(f"{least_name} must be at most {most_name} (got {least} and {most})")
     if distinct and least > 1:

@@ -1,0 +1,52 @@
+"""Constraints on the command line: what is written satisfies them, and one clear line for bad input."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cedd.cli import main
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (["--regex", "[ab]{3,8}c?", "--length", "9"], "[ab]{8}c"),
+        (["--choices", "cat", "the dog"], "the dog"),  # without an end-of-text token, as many tokens as the longest
+        (["--regex", "[ab]+", "--particles", "3", "--length", "9"], "[ab]{9}"),
+    ],
+)
+def test_samples_satisfy_their_constraint(options: list[str], pattern: str, absorb: str, capsys):
+    words = ["sample", absorb, "-n", "3", "--steps", "4", "--seed", "1", "--device", "cpu", "--json"]
+    assert main([*words, *options]) == 0
+    assert all(re.fullmatch(pattern, text) for text in json.loads(capsys.readouterr().out)["samples"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "ABSORB", "--choices"], "the choices must be at least one text, and only texts (got [])"),
+        (["sample", "ABSORB", "--regex", "a", "--choices", "b"], "--choices and --regex exclude each other; give one"),
+        (["sample", "ABSORB", "--regex", "a(?=b)"], "look-ahead (?=...) is not supported"),
+        (["sample", "ABSORB", "--regex", "(a"], "invalid regular expression '(a': missing ), unterminated subpattern"),
+        (["sample", "ABSORB", "--regex", "[^\\x00-\\U0010ffff]"], "no text satisfies the constraint regex("),
+        (["sample", "ABSORB", "--regex", "a{2000}"], "no text of "),
+        (["sample", "ABSORB", "--json-schema", "SCHEMA"], "'patternProperties' is not supported"),
+        (["sample", "ABSORB", "--json-schema", "/nowhere.json"], "file not found: /nowhere.json"),
+        (["sample", "RUN", "--regex", "a+", "--length", "5"], "needs a model that only masks (process absorb)"),
+        (["sample", "ABSORB", "--regex", "a+", "--sampler", "gibbs"], "the sampler gibbs cannot write texts under a"),
+        (["infill", "ABSORB", "a ____{3} b", "--regex", "a{9}"], "no text of 3 tokens satisfies regex('a{9}')"),
+        (["sample", "ABSORB", "--label", "x"], "this model was not trained with labels"),
+    ],
+)
+def test_one_line_for_bad_constraints(words: list[str], message: str, run: str, absorb: str, tmp_path: Path, capsys):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "object", "patternProperties": {}}))
+    named = {"RUN": run, "ABSORB": absorb, "SCHEMA": str(schema)}
+    assert main([named.get(word, word) for word in words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("cedd: error: ")
+    assert message in line
