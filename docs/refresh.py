@@ -1,19 +1,19 @@
-"""Run the commands that the pages show, and write what they print below them.
+"""Run the commands that the pages show, and write their output below them.
 
     python docs/refresh.py                             # every page; it trains, so it takes some minutes
     python docs/refresh.py README.md --only correct    # only the commands that contain this text
     python docs/refresh.py --work DIR                  # in this folder, whose runs are kept
     python docs/refresh.py --code                      # only copy the code of docs/examples into the pages: at once
 
-A `console` block holds commands, each after a dollar sign, and what each printed. What a `python` block printed stands
+A `console` block contains commands, each after a dollar sign, followed by its output. The output of a `python` block is
 in the `text` block right after it. The commands of all pages run in one folder, in order. Comments right before a block
-say what is special about it:
+change how it is treated:
 
     <!-- not run: REASON -->          only checked against the command line
     <!-- not tested: REASON -->       run here; the tests only check it against the command line
     <!-- tested with: OPTIONS -->     the tests add these to the block's `cedd` commands, to be done in seconds
-    <!-- varies: REASON -->           the tests ask only that something is printed
-    <!-- within: 10% -->              the tests ask that every figure is about the same
+    <!-- varies: REASON -->           the tests only check that something is printed
+    <!-- within: 10% -->              the tests check that every figure is about the same
     <!-- shown: TEXT -->              the page shows only the lines of the output that contain this text
     <!-- needs: MODEL -->             left as it is, and not tested, where cedd cannot load this model
     <!-- picture: FILE -->            the block writes FILE, which is copied to docs/images
