@@ -203,7 +203,7 @@ def test_what_may_not_be_read_says_so(nobody: Path):
     lexicon.write_bytes(b"")
     for path in (file, lexicon):
         path.chmod(0)
-    for read in (read_weights, read_metadata, lambda path: open_checkpoint(path).__enter__()):
+    for read in (read_weights, read_metadata, lambda path: open_checkpoint(path.parent).__enter__()):
         with pytest.raises(PermissionError) as refused:
             read(file)
         assert refused.value.filename == str(file)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import cedd
@@ -111,6 +111,29 @@ def test_every_family_computes_what_it_did(tmp_path: Path, name: str) -> None:
     found = model.model(x, process.sigma(t).float())
     assert float((found - expected).abs().max()) < TOLERANCE
     assert float(expected.std()) > 0.5  # so that the tolerance means something
+
+
+@pytest.mark.parametrize("name", ["sedd", "mdlm", "bd3lm, blocks"])
+def test_shards_are_one_network(tmp_path: Path, name: str) -> None:
+    folder, _ = published(tmp_path / "theirs", name)
+    whole = cedd.import_model(folder, device="cpu").model.state_dict()
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {one: f"model-{i % 3 + 1:05}-of-00003.safetensors" for i, one in enumerate(sorted(weights))}
+    for file in set(files.values()):
+        save_file({one: weights[one] for one in files if files[one] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    found = cedd.import_model(folder, device="cpu").model.state_dict()
+    assert all(torch.equal(found[one], whole[one]) for one in whole)
+    index.write_text(json.dumps({"weight_map": {**files, "other": "model-00002-of-00003.safetensors"}}))
+    with pytest.raises(
+        ValueError, match=r"model-00002-of-00003.safetensors lacks other, which model.safetensors.index"
+    ):
+        cedd.import_model(folder, device="cpu")
+    (folder / "model-00001-of-00003.safetensors").write_bytes(b"short")
+    with pytest.raises(ValueError, match=r"model-00001-of-00003.safetensors is not a complete safetensors file"):
+        cedd.import_model(folder, device="cpu")
 
 
 @pytest.mark.parametrize("mistake", ddit.MISTAKES)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from cedd.models.import_config import Description
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, download_model
 from cedd.models.numpy_weights import reading_tensors
 from cedd.models.published_llama import LLAMA_FAMILIES, LlamaFamily, import_gguf, import_llama, llama_family_of
-from cedd.models.tensor_files import INDEX_FILE
+from cedd.models.tensor_files import INDEX_FILE, check_shard, shards_of
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import SkipInitialization
 from cedd.process import TokenProcess, absorb, hybrid, uniform
@@ -274,11 +274,12 @@ def family_of(config: Description) -> Family:
 
 
 class Checkpoint:
-    """The tensors of a safetensors file by name without the prefix, read one at a time, in float32."""
+    """The tensors of safetensors files by name without the prefix, read one at a time, in float32."""
 
-    def __init__(self, file: Any, source: Path) -> None:
-        self.file, self.source = file, source
-        names = list(file.keys())
+    def __init__(self, files: Mapping[str, Any], source: Path) -> None:
+        self.files, self.source = files, source
+        """The opened file of each tensor, and the name in messages."""
+        names = list(files)
         found = [name for name in names if name == _EMBEDDING or name.endswith(f".{_EMBEDDING}")]
         if len(found) != 1:
             raise ValueError(f"{source} is not one of these networks: it has {len(found)} tensors {_EMBEDDING}")
@@ -288,7 +289,15 @@ class Checkpoint:
         self._check_buffers()
 
     def shape(self, name: str) -> list[int]:
-        return self.file.get_slice(self.names[name]).get_shape()
+        return self.slice(name).get_shape()
+
+    def slice(self, name: str) -> Any:
+        """A tensor whose rows are read when they are indexed."""
+        return self.files[self.names[name]].get_slice(self.names[name])
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
+        return self.files[self.names[name]].get_tensor(self.names[name])
 
     def take(self, name: str, *shape: int, first: int | None = None) -> Tensor:
         """A tensor that must be there in this shape, of finite floating-point numbers; or the first of its rows."""
@@ -297,7 +306,7 @@ class Checkpoint:
         if self.shape(name) != list(shape):
             raise ValueError(f"{self.source}: {name} is {self.shape(name)}, but config.json requires {list(shape)}")
         self.unread.discard(name)
-        stored = self.file.get_tensor(self.names[name])
+        stored = self.whole(name)
         if stored.dtype not in _FLOATS:
             kinds = ", ".join(map(_dtype_name, _FLOATS))
             raise ValueError(f"{self.source}: {name} is of {_dtype_name(stored.dtype)}; weights are of {kinds}")
@@ -329,11 +338,11 @@ class Checkpoint:
     def _check_buffers(self) -> None:
         """Raise an error for other rotary angles, and for a bias that cedd's network does not have."""
         if "rotary_emb.inv_freq" in self.names:
-            found = self.file.get_tensor(self.names["rotary_emb.inv_freq"]).double()
+            found = self.whole("rotary_emb.inv_freq").double()
             ours = 10_000.0 ** -(torch.arange(len(found), dtype=torch.float64) / len(found))
             if not torch.allclose(found, ours, rtol=5e-3, atol=0):  # bfloat16 rounds by 4e-3
                 raise ValueError(f"{self.source}: rotary_emb.inv_freq has other frequencies than 10000^(-2j/W)")
-        if "logit_bias" in self.names and bool(self.file.get_tensor(self.names["logit_bias"]).any()):
+        if "logit_bias" in self.names and bool(self.whole("logit_bias").any()):
             raise ValueError(f"{self.source}: logit_bias is not 0, as it is in all released networks")
 
 
@@ -342,10 +351,16 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 @contextmanager
-def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
-    """The checkpoint in a file, memory-mapped."""
-    with reading_tensors(path), safe_open(path, "pt") as file:
-        yield Checkpoint(file, path)
+def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
+    """The checkpoint in a folder, of one file or several shards, memory-mapped."""
+    shards, files = shards_of(folder), dict[str, Any]()
+    with ExitStack() as opened:
+        for path, listed in shards.items():
+            opened.enter_context(reading_tensors(path))
+            file = opened.enter_context(safe_open(path, "pt"))
+            found = check_shard(path, listed, list(file.keys()), files)
+            files |= dict.fromkeys(found, file)
+        yield Checkpoint(files, next(iter(shards)) if len(shards) == 1 else folder / INDEX_FILE)
 
 
 def _parts(config: TransformerConfig, rows: int) -> Iterator[tuple[str, Callable[[Checkpoint], Tensor]]]:
@@ -455,8 +470,8 @@ def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None,
     config_file, values = given.source, given.values
     family = family_of(given)
     given.refuse("quantization_config", None, "quantized networks of this family are not imported")
-    weights_file = _weights(folder)
-    with open_checkpoint(weights_file) as checkpoint, reading(folder):
+    _refuse_pickles(folder)
+    with open_checkpoint(folder) as checkpoint, reading(folder):
         rows = checkpoint.shape(_EMBEDDING)[0]
         description = Description(values, str(config_file), rows)
         vocab_size = family.tokens(description)
@@ -464,7 +479,8 @@ def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None,
         wanted = process.num_states
         if rows != wanted and rows != -(-wanted // family.rows_in) * family.rows_in:
             raise ValueError(
-                f"{weights_file}: {_EMBEDDING} has {rows} rows, but {config_file} ({family.counted}) requires {wanted}"
+                f"{checkpoint.source}: {_EMBEDDING} has {rows} rows, but {config_file} ({family.counted}) requires "
+                f"{wanted}"
             )
         chosen = _tokenizer(tokenizer, family, vocab_size)
         network = TransformerConfig(
@@ -498,7 +514,7 @@ def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None,
 
 def _rest_of(checkpoint: Checkpoint, name: str, first: int) -> Tensor:
     """The rows of a tensor that are not tokens: the mask and padding."""
-    return checkpoint.file.get_slice(checkpoint.names[name])[first:].float()
+    return checkpoint.slice(name)[first:].float()
 
 
 @dataclass(frozen=True)
@@ -604,15 +620,6 @@ def _folder(path_or_name: str | Path, options: dict[str, Any]) -> Path:
     if name.count("/") != 1 or name.startswith((".", "~", "/")) or path.parent.exists():
         raise ValueError(f"folder not found: {path}; names on the hub are owner/name")
     return download_model(name, _ON_THE_HUB, options)
-
-
-def _weights(folder: Path) -> Path:
-    """The safetensors of a folder; the error names other files if there are none."""
-    file = folder / WEIGHTS_FILE
-    if file.is_file():
-        return file
-    _refuse_pickles(folder)
-    raise ValueError(f"{folder} has no {WEIGHTS_FILE}")
 
 
 def _refuse_pickles(folder: Path) -> None:

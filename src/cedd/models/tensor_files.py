@@ -11,7 +11,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,14 +100,11 @@ class SafetensorsFiles(TensorFiles):
     """The tensors of model.safetensors, or of the shards that model.safetensors.index.json lists."""
 
     def __init__(self, folder: Path) -> None:
-        shards = _shards(folder)
+        shards = shards_of(folder)
         self.stored: dict[str, _Stored] = {}
         for path, listed in shards.items():
             found = _header(path)
-            if missing := sorted(set(listed) - found.keys()):
-                raise ValueError(f"{path} lacks {missing[0]}, which {INDEX_FILE} says it holds")
-            if twice := sorted(found.keys() & self.stored.keys()):
-                raise ValueError(f"{path} holds {twice[0]}, which another shard holds too")
+            check_shard(path, listed, found, self.stored)
             self.stored |= found
         source = next(iter(shards)) if len(shards) == 1 else folder / INDEX_FILE
         super().__init__(source, {name: one.shape for name, one in self.stored.items()})
@@ -136,7 +133,17 @@ class SafetensorsFiles(TensorFiles):
                 out.copy_(target)
 
 
-def _shards(folder: Path) -> dict[Path, list[str]]:
+def check_shard(path: Path, listed: Iterable[str], found: Collection[str], others: Collection[str]) -> Collection[str]:
+    """The names of the tensors in a shard; refused unless they contain those that the index lists for it, and none of
+    the other shards'."""
+    if missing := sorted(set(listed) - set(found)):
+        raise ValueError(f"{path} lacks {missing[0]}, which {INDEX_FILE} says it holds")
+    if twice := sorted(set(found) & set(others)):
+        raise ValueError(f"{path} holds {twice[0]}, which another shard holds too")
+    return found
+
+
+def shards_of(folder: Path) -> dict[Path, list[str]]:
     """The files, with the names that the index lists for each."""
     whole, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
     if whole.is_file():
