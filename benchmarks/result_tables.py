@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import adaptation
 import bound_coverage
 import language_tables
 import spelling_tables
@@ -200,6 +201,7 @@ def all_tables() -> dict[str, dict[str, str]]:
         "intervals.md": bound_coverage.tables(coverage),
         "samplers.md": sampler_tables(),
         "correction.md": correction_tables(),
+        "adaptation.md": {"adapted": adaptation.table(json.loads((RESULTS / "adaptation.json").read_text("utf-8")))},
         "blocks.md": block_tables() | {name: table for name, table in rows.items() if name.startswith("blocks-")},
     }
 
@@ -207,7 +209,7 @@ def all_tables() -> dict[str, dict[str, str]]:
 def main() -> int:
     """Write the pages, or print the tables of one."""
     parser = parser_of(__doc__)
-    names = ("language", "spelling", "intervals", "samplers", "correction", "blocks")
+    names = ("language", "spelling", "intervals", "samplers", "correction", "blocks", "adaptation")
     parser.add_argument("--print", dest="page", choices=names, help="only print all tables of this page")
     arguments = parser.parse_args()
     made = all_tables()
