@@ -40,7 +40,7 @@ from cedd.data.corpora import open_corpus
 from cedd.evaluation.baselines import NGram
 from cedd.evaluation.generative import token_entropy
 from cedd.models.folder import load_folder
-from cedd.samplers import GraphedNetwork, check_sampler
+from cedd.samplers import GraphedNetwork, get_sampler
 
 RUNS = ("first-hitting", "analytic:1024", "analytic:256", "analytic:64", "analytic:16", "analytic:4")
 HELD_OUT, STRETCHES = 0.05, 50
@@ -100,7 +100,7 @@ def compare(path: str, data: str, runs: Sequence[str], n: int, order: int, seed:
     """A row for the held-out text and one for each SAMPLER:STEPS."""
     folder = load_folder(path, device)
     for run in runs:
-        check_sampler(run.partition(":")[0], folder.method, folder.process)
+        get_sampler(run.partition(":")[0], folder.method).check(folder.method, folder.process)
     encode, decode = folder.tokenizer.encode, folder.tokenizer.decode
     text = np.concatenate([encode(document) for document in open_corpus(data).documents()])
     learnt, held_out = split(text)

@@ -23,7 +23,7 @@ from cedd.samplers import (
     SAMPLERS,
     Fixed,
     JointConstraint,
-    check_sampler,
+    get_sampler,
     grid_sampler,
     prompt,
     sample,
@@ -47,7 +47,7 @@ NOISY = [name for name in SAMPLERS if name != "next-token"]
 
 def is_possible(sampler: str, process: TokenProcess) -> bool:
     try:
-        check_sampler(sampler, cedd.METHODS["bayes"], process)
+        get_sampler(sampler, cedd.METHODS["bayes"]).check(cedd.METHODS["bayes"], process)
     except ValueError:
         return False
     return True

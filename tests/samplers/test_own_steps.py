@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cedd
-from cedd.samplers import SAMPLERS, Gibbs, RemaskByConfidence, Stratified, check_sampler, sample
+from cedd.samplers import SAMPLERS, Gibbs, RemaskByConfidence, Stratified, get_sampler, sample
 from cedd.samplers.gibbs import redrawing_law
 from tests.samplers.chains import ERROR_RATE, PROCESSES, Table, all_sequences, p_value, token_law
 
@@ -225,13 +225,13 @@ def test_a_text_depends_on_its_seed_alone_and_ends_clean(sampler, process, metho
 )
 def test_refused_where_it_makes_no_sense(sampler, process, method, why):
     with pytest.raises(ValueError, match=why):
-        check_sampler(sampler, cedd.get_method(method), PROCESSES[process](4))
+        get_sampler(sampler, cedd.get_method(method)).check(cedd.get_method(method), PROCESSES[process](4))
 
 
 def test_what_is_drawn_token_by_token_takes_any_sampler():
     """The process of an autoregressive run says nothing."""
     for sampler, process in itertools.product(SAMPLERS, PROCESSES.values()):
-        check_sampler(sampler, cedd.get_method("ar"), process(4))
+        get_sampler(sampler, cedd.get_method("ar")).check(cedd.get_method("ar"), process(4))
 
 
 def test_strengths_are_checked():

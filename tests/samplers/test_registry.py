@@ -11,7 +11,7 @@ import torch
 
 import cedd
 from cedd.cli import main
-from cedd.samplers import SAMPLERS, Sampler, SamplingOptions, SamplingRun, SamplingSettings, check_sampler, get_sampler
+from cedd.samplers import SAMPLERS, Sampler, SamplingOptions, SamplingRun, SamplingSettings, get_sampler
 from docs.examples.my_samplers import REMASKING, AboveThreshold
 from tests.tasks.models import save_random
 
@@ -65,7 +65,7 @@ def test_the_command_line_takes_a_sampler_of_a_package(tmp_path: Any, capsys: py
 )
 def test_a_name_that_stands_for_no_sampler_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_sampler(name, cedd.METHODS["cedd"], cedd.absorb(V))
+        get_sampler(name, cedd.METHODS["cedd"]).check(cedd.METHODS["cedd"], cedd.absorb(V))
 
 
 def test_every_sampler_is_called_what_its_name_in_the_table_is() -> None:
@@ -73,7 +73,7 @@ def test_every_sampler_is_called_what_its_name_in_the_table_is() -> None:
         assert sampler.name == name
     assert get_sampler("euler", cedd.METHODS["ar"]).name == "next-token"
     with pytest.raises(ValueError, match="next-token is for autoregressive models"):
-        check_sampler("next-token", cedd.METHODS["cedd"], cedd.absorb(V))
+        get_sampler("next-token", cedd.METHODS["cedd"]).check(cedd.METHODS["cedd"], cedd.absorb(V))
 
 
 def test_options_are_the_same_as_an_object_and_by_name() -> None:

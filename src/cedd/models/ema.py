@@ -55,12 +55,6 @@ class EMA:
         averages, parameters = [pair[0] for pair in moving], [pair[1].detach().float() for pair in moving]
         torch._foreach_lerp_(averages, parameters, pace)  # type: ignore[attr-defined]
 
-    @torch.no_grad()
-    def copy_to(self, model: nn.Module) -> None:
-        """Overwrite the model's parameters by their averages."""
-        for parameter, average in zip(self._parameters(model), self.shadow.values(), strict=True):
-            parameter.copy_(average)
-
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by their parameters' names, and the number of updates: tensors only."""
         return {**self.shadow, UPDATES: torch.tensor(self.updates)}

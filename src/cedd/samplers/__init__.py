@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cedd.samplers.next_token import NextToken
     from cedd.samplers.options import Callback, SamplingOptions, SamplingSettings, default_steps
     from cedd.samplers.random_numbers import text_seeds
-    from cedd.samplers.registry import SAMPLERS, check_sampler, get_sampler
+    from cedd.samplers.registry import SAMPLERS, get_sampler
     from cedd.samplers.remask_confidence import RemaskByConfidence
     from cedd.samplers.sampler import Sampler, SamplingRun
     from cedd.samplers.sampling import sample
@@ -60,7 +60,6 @@ __all__ = [
     "StepRule",
     "Stratified",
     "check_rule",
-    "check_sampler",
     "default_steps",
     "flow_rules",
     "get_sampler",
@@ -92,7 +91,7 @@ _HOMES = {
     "samplers.next_token": ("NextToken",),
     "samplers.options": ("Callback", "SamplingOptions", "SamplingSettings", "default_steps"),
     "samplers.random_numbers": ("text_seeds",),
-    "samplers.registry": ("SAMPLERS", "check_sampler", "get_sampler"),
+    "samplers.registry": ("SAMPLERS", "get_sampler"),
     "samplers.remask_confidence": ("RemaskByConfidence",),
     "samplers.sampler": ("Sampler", "SamplingRun"),
     "samplers.sampling": ("sample",),

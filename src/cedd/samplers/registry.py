@@ -13,9 +13,7 @@ from cedd.dynamics.reverse import RULES
 from cedd.methods import Method
 from cedd.names import suggestion
 from cedd.parts import import_named
-from cedd.process import TokenProcess
 from cedd.samplers.confidence import CONFIDENCE_ORDERS
-from cedd.samplers.constraints import Constraint
 from cedd.samplers.decoding import DECODING_RULES
 from cedd.samplers.first_hitting import FirstHitting
 from cedd.samplers.gibbs import Gibbs
@@ -73,10 +71,3 @@ def get_sampler(sampler: str | NamedSampler, method: Method) -> Sampler:
     if found.noisy and not method.dynamics.noisy:
         return get_sampler(method.dynamics.sampler, method)
     return found
-
-
-def check_sampler(
-    sampler: str | NamedSampler, method: Method, process: TokenProcess, constraint: Constraint | None = None
-) -> None:
-    """Raise a ValueError if a sampler does not support a method and a process; the message names an alternative."""
-    get_sampler(sampler, method).check(method, process, constraint)
