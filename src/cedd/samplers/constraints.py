@@ -126,7 +126,17 @@ def combined(first: Fixed | None, second: Constraint | None) -> Constraint | Non
         return second if first is None else first
     if isinstance(second, Fixed):
         return second.holding(first)
+    check_callable(second)
     return lambda x: first(second(x))
+
+
+def check_callable(constraint: object) -> None:
+    """Refuse a constraint that is not a callable, such as a regular expression as text."""
+    if not callable(constraint):
+        raise TypeError(
+            "a constraint is a language, such as cedd.constraints.regex(...), or a callable x -> x on tokens (got "
+            f"{constraint!r})"
+        )
 
 
 def held_positions(constraint: Constraint | None, shape: tuple[int, ...]) -> Tensor:

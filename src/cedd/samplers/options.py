@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from cedd.names import changed
@@ -135,10 +135,7 @@ class SamplingOptions:
             check_steps(self.steps)
         if self.guidance is not None and not math.isfinite(self.guidance):
             raise ValueError(f"guidance must be a finite number (got {self.guidance})")
-        if self.particles is not None and self.particles < 1:
-            raise ValueError(f"particles must be at least 1 (got {self.particles})")
-        if self.reward is not None and self.particles is None:
-            raise ValueError("a reward steers particles; give their number, for example particles=16")
+        self._check_particles()
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length must be at least 1 (got {self.block_length})")
         if self.place_temperature is not None and not 0 <= self.place_temperature < math.inf:
@@ -151,6 +148,18 @@ class SamplingOptions:
             raise ValueError(f"sampling starts at a time in (0, 1], where 1 is noise (got {self.t_start:g})")
         if self.seed is not None and self.seeds is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
+
+    def _check_particles(self) -> None:
+        if self.particles is not None and self.particles < 1:
+            raise ValueError(f"particles must be at least 1 (got {self.particles})")
+        if self.reward is not None and self.particles is None:
+            raise ValueError("a reward steers particles; give their number, for example particles=16")
+        if self.reward is not None and not callable(self.reward):
+            raise ValueError(f"a reward is a function of texts (got {self.reward!r})")
+        if not isinstance(self.strength, Real) or not math.isfinite(self.strength):
+            raise ValueError(f"the strength of a reward must be a finite number (got {self.strength!r})")
+        if self.strength != 1 and self.reward is None:
+            raise ValueError("strength has no effect without a reward")
 
     def changed(self, settings: JSONMapping) -> SamplingOptions:
         """The options with those of the settings that are not None in their place; unknown names are refused."""

@@ -180,7 +180,13 @@ class _Filter:
         """The weights' gain by texts [G * N, L] that the particles may become."""
         if self._sampler.reward is None:
             return
-        found = torch.as_tensor(self._sampler.reward(texts), dtype=torch.float64, device=self._device)
+        rewards = self._sampler.reward(texts)
+        try:
+            found = torch.as_tensor(rewards, dtype=torch.float64, device=self._device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"the reward must return a number for each of {len(texts)} texts (got {type(rewards).__name__})"
+            ) from None
         if found.shape != (len(texts),):
             raise ValueError(
                 f"the reward must return a number for each of {len(texts)} texts (got {list(found.shape)})"

@@ -20,7 +20,7 @@ from cedd.network import AllowedTokens, AnyModel, Network, evaluating
 from cedd.process import TokenProcess
 from cedd.samplers.blocks import is_one_block, sample_in_blocks
 from cedd.samplers.choice import Sharpening, check_excluded
-from cedd.samplers.constraints import Constraint, Fixed, held_positions
+from cedd.samplers.constraints import Constraint, Fixed, check_callable, held_positions
 from cedd.samplers.guidance import check_guidance, guided
 from cedd.samplers.options import NamedSampler, SamplingOptions
 from cedd.samplers.particles import Particles
@@ -87,11 +87,8 @@ def sample(
     chosen = _with_corrector(chosen, options.corrector, found)
     if isinstance(constraint, Fixed):
         constraint.check(shape, process.vocab_size)
-    elif constraint is not None and not callable(constraint):
-        raise TypeError(
-            f"a constraint is a callable x -> x (got {type(constraint).__name__}); for a language and a tokenizer, "
-            "cedd.data.token_languages.language_constraint makes one"
-        )
+    elif constraint is not None:
+        check_callable(constraint)
     _check_start(options.x_start, process, shape)
     network = Network.of(model, process.vocab_size, options.device, conditions, shape[0]).reading(options.deterministic)
     if isinstance(constraint, Fixed) and (only := constraint.only) is not None:

@@ -119,6 +119,9 @@ class Template:
             languages: one per blank.
             may_end: whether these texts may end before the last token of their blank.
         """
+        for language in [languages] if isinstance(languages, str) else languages:
+            if language is not None and not isinstance(language, Language):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"each blank takes a language, such as cedd.constraints.regex(...) (got {language!r})")
         blanks = sum(isinstance(part, Blank) for part in self.parts)
         if len(languages) != blanks:
             raise ValueError(f"the text has {blanks} blanks, and there are {len(languages)} constraints; give one each")
