@@ -32,6 +32,7 @@ from cedd.samplers import (
 )
 from cedd.samplers.blocks import first_of_window
 from cedd.samplers.graphs import GraphedBlocks, _Recording
+from cedd.samplers.guidance import mixed
 from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.options import default_steps
 from tests.combinations import covering
@@ -391,6 +392,31 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
         recordings.clear()
         assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
     assert sum(type(function).__name__ == "_NextBlock" for function in recordings) == 1  # one for all blocks
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
+    """Each given the text before it, with and without the label: as a function of whole texts has it."""
+    model, label = network(labels=2), torch.tensor([0, 1, 1])
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "label": label}
+
+    def guided(x_t: Tensor, sigma: Tensor, *, clean: Tensor, label: Tensor) -> Tensor:
+        levels = sigma[:, ::WIDTH]
+        both = [InBlocks(model, WIDTH)(x_t, levels, clean=clean, label=one) for one in (label, 0 * label - 1)]
+        return mixed(*both, 2.5)
+
+    with evaluating(model):
+        expected = sample(guided, MASKS, (3, LENGTH), **how)
+    found = sample(model, MASKS, (3, LENGTH), guidance=2.5, cache=cache, **how)
+    assert torch.equal(found, expected)
+    assert torch.equal(found[:, :6], sample(model, MASKS, (3, 26), guidance=2.5, context=LENGTH, **how)[:, :6])
+    plain = sample(model, MASKS, (3, LENGTH), **how)
+    assert torch.equal(plain, sample(model, MASKS, (3, LENGTH), guidance=1.0, **how))
+    assert not torch.equal(plain, found)
+    recorded: Any = GraphedBlocks(model, torch.float32, replayed)
+    assert torch.equal(found, sample(recorded, MASKS, (3, LENGTH), guidance=2.5, **how))
+    with pytest.raises(ValueError, match="guidance of a model that writes blocks needs a label"):
+        sample(network(), MASKS, (1, LENGTH), method=IN_BLOCKS, guidance=2.0)
 
 
 def test_the_steps_of_blocks_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:

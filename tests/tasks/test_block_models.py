@@ -119,9 +119,13 @@ def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("which", "call", "message"),
     [
-        ("absorb", lambda m: m.generate(particles=4), r"^particles are not available for models that write blocks"),
-        ("absorb", lambda m: m.particles(1, 4, length=8), "^particles are not available for models that write blocks"),
-        ("absorb", lambda m: m.generate(prompt="ab", guidance=2.0), "^guidance is not available for models that write"),
+        ("absorb", lambda m: m.generate(particles=4), r"^particles are whole texts, .* use a model without blocks"),
+        ("absorb", lambda m: m.particles(1, 4, length=8), "^particles are whole texts, .* use a model without blocks"),
+        (
+            "absorb",
+            lambda m: m.generate(prompt="ab", guidance=2.0),
+            "^guidance of a model that writes blocks needs a la",
+        ),
         ("roulette", lambda m: m.generate(particles=4), "^particles need a model that only masks"),
         (
             "roulette",

@@ -10,6 +10,9 @@ Texts may be of any length. When the N tokens are full, the older half of the bl
 again from position 0: every block is written after at least N/2 - b and at most N - b tokens. Keys and values that had
 seen dropped tokens are not kept.
 
+With guidance by a label, the probabilities of every block are those of `guidance`, each of the two given the text
+before the block, with and without the label.
+
 A text that has ended, with one of the options' `stop` tokens, is not continued.
 """
 
@@ -26,6 +29,7 @@ from torch import Tensor
 from cedd.block_layout import FinishedText
 from cedd.network import AllowedTokens, Network, capabilities_of
 from cedd.samplers.constraints import Constraint, Fixed, JointConstraint
+from cedd.samplers.guidance import guided_text
 from cedd.samplers.languages import BlockLanguages, LanguageConstraint
 from cedd.samplers.options import Callback, default_steps
 from cedd.samplers.random_numbers import text_seeds
@@ -73,9 +77,11 @@ class _Writing:
                 "models that write blocks take languages and fixed tokens as constraints "
                 f"(got a {type(run.constraint).__name__})"
             )
-        for name, verb in (("particles", "are"), ("guidance", "is")):
-            if getattr(run.options, name) is not None:
-                raise ValueError(f"{name} {verb} not available for models that write blocks (of {self.block} tokens)")
+        if run.options.particles is not None:
+            raise ValueError(
+                "particles are whole texts, which are resampled while they are written; a model that writes blocks "
+                f"draws {self.block} tokens at a time and keeps what came before: use a model without blocks"
+            )
         if run.options.x_start is not None and self.total != length:
             raise ValueError(f"x_start needs whole blocks of {self.block} tokens (got {length})")
         self.held = F.pad(run.held, (0, self.total - length))
@@ -87,8 +93,11 @@ class _Writing:
         most = reach_of(run.network.model, run.options.context) or self.total
         self.most = max(1, most // self.block)
         """Blocks of a context."""
-        self.text = FinishedText.of(
-            run.network, self.block, batch, min(self.most, self.count) * self.block, kept=run.options.cache
+        size = batch, min(self.most, self.count) * self.block
+        self.text = guided_text(
+            run.network,
+            run.options.guidance,
+            lambda network: FinishedText.of(network, self.block, *size, kept=run.options.cache),
         )
         self.seeds = [text_seeds(seed, self.count) for seed in run.seeds]
         self.ended = torch.zeros(batch, dtype=torch.bool)

@@ -220,11 +220,10 @@ class GraphedBlocks:
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
         unused = {"selected_rows": False, "head_losses": False, "cuda_graphs": False}
         self.capabilities = replace(capabilities_of(model), recorder=True, **unused)
-        self._recorder, self._block = Recorder(capture), None
+        self._recorder, self._blocks = Recorder(capture), list[_NextBlock]()
 
     def new_cache(self, batch: int, length: int | None = None) -> Any:
         """An empty cache, for which blocks will be recorded."""
-        self._forget()
         with self._precision():
             return self._model.new_cache(batch, length)
 
@@ -238,24 +237,22 @@ class GraphedBlocks:
     ) -> Tensor:
         """Features [S, b, D] of blocks x_t [S, b] after the cache (see `network.RecordsBlocks`); overwritten by the
         next call."""
-        if self._block is None or self._block.cache is not cache or self._block.names != tuple(conditions):
-            self._forget()
-            self._block = _NextBlock(self.features, cache, tuple(conditions))
+        names = tuple(conditions)
+        block = next((one for one in self._blocks if one.cache is cache and one.names == names), None)
+        if block is None:  # a recording holds its cache: those of two, as guidance takes, are kept
+            block = _NextBlock(self.features, cache, names, Recorder(self._capture))
+            self._blocks = [*self._blocks[-1:], block]
         inputs, batch = [x_t, sigma, *conditions.values()], cache.keys.shape[1]
         some = None if text is None or len(text) == batch else text
         if some is not None:
             inputs = [one.new_zeros(batch, *one.shape[1:]).index_copy_(0, some, one) for one in inputs]
         filled = torch.full((1,), cache.length, device=self.device)
-        (made,) = self._recorder(self._block, [*inputs, filled], [*[batch] * len(inputs), 1])
+        (made,) = block.recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
         return made if some is None else made.index_select(0, some)
 
     def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
         """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it."""
         return self._recorder.of_rows(function, of_rows)
-
-    def _forget(self) -> None:
-        """Recordings, and the cache that they hold."""
-        self._recorder, self._block = Recorder(self._capture), None
 
     @contextmanager
     def _precision(self) -> Generator[None]:
@@ -273,6 +270,7 @@ class _NextBlock:
     features: Callable[..., Tensor]
     cache: Any
     names: tuple[str, ...]
+    recorder: Recorder
 
     def __call__(self, x_t: Tensor, sigma: Tensor, *others: Tensor) -> Outputs:
         *conditions, filled = others

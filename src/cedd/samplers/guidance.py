@@ -12,6 +12,8 @@ the division by Z, the rates of unmasking are multiplied by it, and masks are re
 w other than 1 a guided sampler does *not* draw from p(x) p(c | x)^w: its law is that of the process whose beliefs are
 f_w. On a process that shuffles, f_c and f_u are the beliefs about x_0 from which each step is made.
 
+In block diffusion, f_c and f_u are given the text before a block, which both read; only a label is a condition there.
+
 Networks that give ratios: their sum S is mixed as S_c^w S_u^(1 - w), and their shares of it as above. At masks both
 sums are the known one. This needs a process that only masks, since a token's own entry has no meaning.
 
@@ -23,16 +25,17 @@ Both are wrappers of the network, so that every sampler works with them unchange
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from cedd.block_layout import FinishedText
 from cedd.device import model_device
 from cedd.methods import Method
-from cedd.network import UNKNOWN_LABEL, AnyModel, Capabilities, Network, capabilities_of, has_head
+from cedd.network import UNKNOWN_LABEL, AnyModel, Capabilities, HasHead, Network, capabilities_of, has_head
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess
 
@@ -82,7 +85,7 @@ class Guided:
     def _without(self, x_t: Tensor, conditions: dict[str, Any], hidden: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
         """The input without the condition."""
         if "label" in conditions:
-            conditions = conditions | {"label": torch.full_like(conditions["label"], UNKNOWN_LABEL)}
+            conditions = conditions | {"label": _unknown(conditions["label"])}
         if hidden is not None:
             assert self.mask is not None
             x_t = x_t.masked_fill(hidden.to(x_t.device), self.mask)
@@ -134,6 +137,79 @@ def guided(network: Network, guidance: float, held: Tensor, mask: int | None) ->
     if guidance == 1:  # the model as it is
         return network
     return replace(network, model=Guided(network.model, guidance, mask), conditions=conditions)
+
+
+class _GuidedText(FinishedText):
+    """Classifier-free guidance of texts that are written block by block: what was read is kept with and without the
+    label."""
+
+    def __init__(self, conditional: FinishedText, unconditional: FinishedText, guidance: float) -> None:
+        super().__init__(conditional.block)
+        self.texts, self.guidance = (conditional, unconditional), guidance
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the network, without what it records and skips."""
+        return replace(capabilities_of(self.texts[0]), recorder=False, selected_rows=False)
+
+    @property
+    def device(self) -> torch.device:
+        return model_device(self.texts[0])
+
+    @property
+    def conditions(self) -> Mapping[str, Tensor]:
+        return self.texts[0].conditions
+
+    def read(self, tokens: Tensor) -> None:
+        for text in self.texts:
+            text.read(tokens)
+
+    def forget(self) -> None:
+        for text in self.texts:
+            text.forget()
+
+    def features(self, x_t: Tensor, sigma: Tensor, *, label: Tensor, **conditions: Tensor) -> Tensor:
+        """[S, b, 2 D]: those with the label and those without."""
+        known, unknown = (cast(HasHead, text).features for text in self.texts)
+        first = known(x_t, sigma, label=label, **conditions)
+        first = first.clone() if first.is_cuda else first  # a recorded network overwrites what it returned
+        return torch.cat([first, unknown(x_t, sigma, label=_unknown(label), **conditions)], -1)
+
+    def head(self, rows: Tensor) -> Tensor:
+        """[N, 2 D] -> [N, V]."""
+        head = cast(HasHead, self.texts[0]).head
+        with_it, without = rows.chunk(2, -1)
+        return mixed(head(with_it), head(without), self.guidance)
+
+    def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
+        """Outputs [S, b, V]."""
+        known, unknown = self.texts
+        without = {**conditions, "label": _unknown(conditions["label"])}
+        return mixed(known(x_t, sigma, **conditions), unknown(x_t, sigma, **without), self.guidance)
+
+
+def _unknown(label: Tensor) -> Tensor:
+    return torch.full_like(label, UNKNOWN_LABEL)
+
+
+def guided_text(network: Network, guidance: float | None, text_of: Callable[[Network], FinishedText]) -> FinishedText:
+    """The finished text of a network that writes blocks, with guidance by its label if there is any.
+
+    Args:
+        network: the network, with `label` among its conditions.
+        guidance: w; None for no guidance.
+        text_of: makes the finished text of a network.
+    """
+    conditions = network.conditions or {}
+    if guidance is not None and "label" not in conditions:
+        raise ValueError(
+            "guidance of a model that writes blocks needs a label: it reads clean text before a block, in which "
+            "nothing can be hidden behind masks"
+        )
+    if guidance is None or guidance == 1:
+        return text_of(network)
+    without = replace(network, conditions={**conditions, "label": _unknown(conditions["label"])})
+    return _GuidedText(text_of(network), text_of(without), guidance)
 
 
 Classifier = Callable[[Tensor, Tensor], Tensor]

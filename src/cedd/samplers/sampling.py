@@ -94,8 +94,10 @@ def sample(
     if isinstance(constraint, Fixed) and (only := constraint.only) is not None:
         where = (only.where & ~constraint.where).expand(shape)
         network = replace(network, only=AllowedTokens(where.to(network.device), only.tokens.to(network.device)))
+    in_blocks = chosen.block is not None and not is_one_block(chosen.block, shape[1], model, options.context)
     if options.guidance is not None:
         check_guidance(chosen, process)
+    if options.guidance is not None and not in_blocks:  # blocks are guided where they are written
         network = guided(network, options.guidance, held_positions(constraint, shape), process.mask_id)
     temperature = 1.0 if options.temperature is None else options.temperature
     top_p = 1.0 if options.top_p is None else options.top_p
@@ -110,7 +112,7 @@ def sample(
         constraint=constraint,
     )
     at_once, draw = options.batch or max(1, TOKENS_AT_ONCE // shape[1]), found.sample
-    if chosen.block is not None and not is_one_block(chosen.block, shape[1], model, options.context):
+    if in_blocks:
         # One text at a time, so that its blocks are read in the same pieces whatever the prompts of the other texts.
         at_once, draw = 1 if network.one_by_one else at_once, partial(sample_in_blocks, found)
     with evaluating(model):
