@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cedd.names import nearest, suggestion
 from cedd.storage import expanded
@@ -45,11 +45,12 @@ SYNONYMS: Mapping[str, str] = {
 """Names of options in other programs, with the last part of the name here."""
 
 NUMBERS = {int: "an integer", float: "a number"}
-INLINE: Mapping[str, Any] = {"prefix": ""}
+Arguments = TypeVar("Arguments")
+INLINE: Mapping[str, object] = {"prefix": ""}
 """Metadata of a field whose own fields are options without a prefix."""
 
 
-def argument(metavar: str) -> Mapping[str, Any]:
+def argument(metavar: str) -> Mapping[str, object]:
     """Metadata of a positional argument, named MODEL, or [MODEL] if it is optional. A tuple field takes several
     words."""
     return {"metavar": metavar, "positional": True}
@@ -64,7 +65,7 @@ class CommandOption:
     name: str
     """The name on the command line: --process.name, or MODEL for a positional argument."""
     hint: Any
-    default: Any
+    default: object
     help: str
     title: str
     """The heading of its group in the help."""
@@ -94,7 +95,7 @@ class CommandOption:
         hints = [self.hint, *get_args(self.hint)]
         return any(get_origin(hint) in (tuple, dict) for hint in hints)
 
-    def value(self, word: str) -> Any:
+    def value(self, word: str) -> object:
         """Convert one word."""
         if self.is_optional and word == "None":
             return None
@@ -107,7 +108,7 @@ class CommandOption:
         except ValueError:
             raise ValueError(f"{self.name} must be {NUMBERS[self.kind]} (got {word!r})") from None
 
-    def pairs(self, words: Sequence[str]) -> dict[str, Any]:
+    def pairs(self, words: Sequence[str]) -> dict[str, object]:
         """Convert the words NAME VALUE NAME VALUE ... to a dictionary."""
         if len(words) % 2:
             raise ValueError(f"{self.name} expects pairs of a name and a value (got {' '.join(words)!r})")
@@ -115,7 +116,7 @@ class CommandOption:
         one = replace(self, hint=kind)
         return {name: one.value(word) for name, word in zip(words[::2], words[1::2], strict=True)}
 
-    def read(self, given: Any) -> Any:
+    def read(self, given: Any) -> object:
         """Convert what argparse found."""
         if given == [] and not self.takes_several:  # what argparse makes of --seed=--
             raise ValueError(f"{self.name}: expected one argument")
@@ -189,7 +190,9 @@ class _OptionParser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument "))
 
 
-def parse(kind: Any, words: Sequence[str], *, prog: str, description: str = "", default: Any = None) -> Any:
+def parse(
+    kind: type[Arguments], words: Sequence[str], *, prog: str, description: str = "", default: Arguments | None = None
+) -> Arguments:
     """The dataclass that a command line describes. `--help` prints the help and ends the process.
 
     Args:
@@ -319,9 +322,9 @@ def _meant(name: str, names: Sequence[str]) -> str:
     return "" if re.fullmatch(r"--?[a-z][a-z0-9.-]*", name) else "; put text that begins with a dash after --"
 
 
-def _positionals(places: Sequence[CommandOption], words: Sequence[str]) -> dict[tuple[str, ...], Any]:
+def _positionals(places: Sequence[CommandOption], words: Sequence[str]) -> dict[tuple[str, ...], object]:
     """The values of positional arguments from the words that belong to no option; the last one may take several."""
-    found: dict[tuple[str, ...], Any] = {}
+    found: dict[tuple[str, ...], object] = {}
     left = list(words)
     for one in places:
         if one.takes_several and left:
@@ -333,7 +336,7 @@ def _positionals(places: Sequence[CommandOption], words: Sequence[str]) -> dict[
     return found
 
 
-def _made(kind: Any, values: Mapping[tuple[str, ...], Any], default: Any) -> Any:
+def _made(kind: Any, values: Mapping[tuple[str, ...], object], default: Any) -> Any:
     """A dataclass, and those nested in it, from values by path; hidden fields come from the default."""
     given = {path[0]: value for path, value in values.items() if len(path) == 1}
     hints = get_type_hints(kind)

@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -36,6 +36,13 @@ except ImportError as error:
 
 DEFAULT_TOKENS = 128
 """Tokens to generate, if a task does not set a number."""
+
+
+class Request(Protocol):
+    """A request of the harness, `lm_eval.api.instance.Instance`."""
+
+    @property
+    def args(self) -> tuple[Any, ...]: ...
 
 
 @register_model("cedd")
@@ -84,7 +91,7 @@ class HarnessModel(LM):
     def tokenizer_name(self) -> str:
         return self.loaded.tokenizer.name
 
-    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
         """(log-likelihood, whether it is greedy) of (context, answer)."""
         found: list[tuple[float, bool]] = []
         long = {_number_of(request) for request in requests if not self.likelihoods.is_short(*request.args)}
@@ -97,7 +104,7 @@ class HarnessModel(LM):
         self._write()
         return found
 
-    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Request]) -> list[float]:
         """The log-likelihood of whole texts."""
         found: list[float] = []
         for request in tqdm(requests, desc="texts", disable=len(requests) < 2):
@@ -107,7 +114,7 @@ class HarnessModel(LM):
         self._write()
         return found
 
-    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+    def generate_until(self, requests: Sequence[Request]) -> list[str]:
         """Text after each context, up to a stop string; greedy unless sampling is requested."""
         found: list[str] = []
         for request in tqdm(requests, desc="samples", disable=len(requests) < 2):
@@ -146,7 +153,7 @@ class HarnessModel(LM):
     def _undecided(self) -> dict[str, int]:
         """The number of questions whose two best answers are closer than twice their errors, taken as independent. With
         common random numbers the actual error of the difference is smaller."""
-        questions: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+        questions: dict[tuple[object, object], list[tuple[float, float]]] = {}
         for score in self.scored:
             if score["request"] == "loglikelihood":
                 answers = questions.setdefault((score["task"], score["doc"]), [])
@@ -155,7 +162,7 @@ class HarnessModel(LM):
         close = [two for two in best if two[1][0] - two[0][0] < 2 * math.hypot(two[0][1], two[1][1])]
         return {"questions": len(best), "questions_within_two_errors": len(close)}
 
-    def _note(self, name: str, request: Any, score: LogLikelihood, result: Any) -> None:
+    def _note(self, name: str, request: Request, score: LogLikelihood, result: object) -> None:
         self.cache_hook.add_partial(name, request.args, result)
         self.scored.append(
             {
@@ -177,7 +184,7 @@ class HarnessModel(LM):
             atomic_write(self.record, "".join(f"{json.dumps(finite(score))}\n" for score in self.scored).encode())
 
 
-def _number_of(request: Any) -> int:
+def _number_of(request: Request) -> int:
     """The same number for all answers to a question, in any order."""
     question = (getattr(request, "task_name", None), getattr(request, "doc_id", None))
     named = question if question[1] is not None else request.args[:1]

@@ -17,7 +17,9 @@ from safetensors.numpy import load_file
 
 from cedd.storage import canonical_json
 
-Arrays = Mapping[str, NDArray[Any]]
+AnyArray = NDArray[Any]
+"""An array of any dtype."""
+Arrays = Mapping[str, AnyArray]
 STEP = ".step"
 """The suffix that names a matrix's steps [R]."""
 RECORD = "cedd"
@@ -37,7 +39,7 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
 
 
-class PackedArrays(MutableMapping[str, NDArray[Any]]):
+class PackedArrays(MutableMapping[str, AnyArray]):
     """The named arrays of a file. Each is unpacked when it is accessed, so that with `pop` only one at a time takes
     memory in addition to those that the caller keeps.
 
@@ -51,20 +53,20 @@ class PackedArrays(MutableMapping[str, NDArray[Any]]):
         self.path, self.form, self.stored = path, form, _stored_arrays(path, checksum)
         self.steps = {} if form == "float32" else {n: self.stored.pop(n) for n in _step_names(self.stored)}
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> AnyArray:
         if self.form == "float32":
             return self.stored[name]
         with unpacking(self.path, self.form):
             return _unpacked(name, self.stored[name], self.steps.get(name + STEP))
 
-    def rows(self, name: str) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
+    def rows(self, name: str) -> Callable[[NDArray[np.int64]], AnyArray]:
         """A function that returns rows of a matrix by their indices. The matrix stays in int8 if it is stored so."""
         array, steps = self.stored[name], self.steps.get(name + STEP)
         with unpacking(self.path, self.form):
             array = array if self.form == "float32" else _inflated_or_same(name, array, steps)
         return array.__getitem__ if steps is None else lambda rows: array[rows] * steps[rows, None]
 
-    def __setitem__(self, name: str, array: NDArray[Any]) -> None:
+    def __setitem__(self, name: str, array: AnyArray) -> None:
         self.stored[name] = array
 
     def __delitem__(self, name: str) -> None:
@@ -81,7 +83,7 @@ def _step_names(stored: Arrays) -> list[str]:
     return [name + STEP for name in stored if name + STEP in stored]
 
 
-def _stored_arrays(path: Path, checksum: str | None) -> dict[str, NDArray[Any]]:
+def _stored_arrays(path: Path, checksum: str | None) -> dict[str, AnyArray]:
     """The tensors of a file as they are stored, after their checksum was compared."""
     layouts = read_layouts(path, ARRAY_DTYPES)
     with reading_tensors(path):
@@ -149,7 +151,7 @@ def checksum_of(layouts: Mapping[str, Layout], contents: Mapping[str, NDArray[np
     return f"{checksum:08x}"
 
 
-def from_integers(stored: Arrays) -> dict[str, NDArray[Any]]:
+def from_integers(stored: Arrays) -> dict[str, AnyArray]:
     """Matrices in float32, from integers and steps; other tensors are unchanged."""
     steps = {name + STEP: stored.get(name + STEP) for name in stored}
     with ThreadPoolExecutor() as pool:  # zlib and NumPy release the GIL
@@ -157,7 +159,7 @@ def from_integers(stored: Arrays) -> dict[str, NDArray[Any]]:
         return {name: array for name, array in zip(stored, unpacked, strict=True) if name not in steps}
 
 
-def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
+def _unpacked(name: str, array: AnyArray, step: AnyArray | None) -> AnyArray:
     """The decoded tensor of a name, with the steps of its rows if there are any."""
     array = _inflated_or_same(name, array, step)
     if array.dtype != np.int8 or step is None:
@@ -167,7 +169,7 @@ def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDAr
     return matrix
 
 
-def _inflated_or_same(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
+def _inflated_or_same(name: str, array: AnyArray, step: AnyArray | None) -> AnyArray:
     """The decoded tensor of a name without steps; raises a ValueError for integers, which must have one step per
     row."""
     if array.ndim == 2 and array.dtype.kind == "f":
