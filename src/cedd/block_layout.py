@@ -52,7 +52,7 @@ from cedd.network import (
 def check_block(block: object) -> int:
     """Check the number of tokens per block."""
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ValueError(f"a block has a number of tokens, at least 1 (got {block!r})")
+        raise ValueError(f"a block must have at least 1 token (got {block!r})")
     return block
 
 

@@ -349,4 +349,4 @@ def _check_where(where: object, x0: Tensor) -> None:
         got = f"{list(where.shape)} {where.dtype}" if isinstance(where, Tensor) else type(where).__name__
         raise ValueError(f"where must be a Boolean tensor of x0's shape {list(x0.shape)} (got {got})")
     if not bool(where.any()):
-        raise ValueError("where selects no position, so that there is no loss")
+        raise ValueError("where selects no position, so the loss is undefined")

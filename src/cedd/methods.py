@@ -73,7 +73,7 @@ class Method:
             raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
         if bound not in self.dynamics.bounds:
             own = "its own bound" if self.dynamics.noisy else "an exact likelihood"
-            raise ValueError(f"{self.name} has {own} and no {bound}; ask for the bound tight")
+            raise ValueError(f"{self.name} has {own} and no {bound}; use bound='tight'")
         if time_floor is not None and not 0 <= time_floor < 1:
             raise ValueError(f"the earliest time must lie in [0, 1) (got {time_floor!r})")
 

@@ -428,7 +428,7 @@ def refuse(message: str, process=None, p0=None, **arguments) -> None:
 def test_refusals() -> None:
     refuse("unknown bound 'jj3'; use one of tight, j1, j2", bound="jj3")
     refuse("unknown method", method="nonsense")
-    refuse("ar has an exact likelihood and no j1; ask for the bound tight", method="ar", bound="j1")
+    refuse("ar has an exact likelihood and no j1; use bound='tight'", method="ar", bound="j1")
     refuse("dfm has its own bound and no j2", method="dfm", bound="j2")
     refuse("dfm runs from a mask source", process=cedd.uniform(V), method="dfm")
     refuse("shape \\[V\\] \\* L", p0=torch.full((3, 3), 1 / 9, dtype=FLOAT64))

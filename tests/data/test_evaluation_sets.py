@@ -137,7 +137,7 @@ def test_bad_input_is_one_clear_line(root: Path) -> None:
 
 def test_a_data_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEDD_DATA", str(tmp_path / "dtaa"))
-    with pytest.raises(ValueError, match=r"CEDD_DATA names no folder: .*dtaa; correct it, or unset it"):
+    with pytest.raises(ValueError, match=r"CEDD_DATA is not a folder: .*dtaa; correct it, or unset it"):
         open_evaluation_set("ptb")
 
 

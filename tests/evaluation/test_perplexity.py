@@ -250,13 +250,13 @@ def test_text_that_the_tokenizer_cannot_read_has_no_figure(with_unknown: Path, t
     foreign.write_text("\u05e9\u05dc\u05d5\u05dd " * 400, encoding="utf-8")  # four letters of five
     words = ["evaluate", str(with_unknown), "--data", str(foreign), *few, "--device", "cpu"]
     assert main(words) == 2
-    assert "80.0% of the text are characters" in capsys.readouterr().err
+    assert "80.0% of the characters are unknown" in capsys.readouterr().err
     assert main([*words, "--max-unknown", "1"]) == 0
     assert "80.00% of the tokens stand for characters" in " ".join(capsys.readouterr().out.split())
     record = evaluate(capsys, *words[1:-2], "--max-unknown", "1")
     assert record["data"]["unknown_share"] == pytest.approx(0.8, abs=0.01)
     model = cedd.load(with_unknown, "cpu")
-    with pytest.raises(ValueError, match="does not know"):
+    with pytest.raises(ValueError, match="unknown to the tokenizer"):
         model.perplexity("\u05e9\u05dc\u05d5\u05dd")
     assert model.perplexity("\u05e9 cat", draws=2, max_unknown=0.5).unknown_share == 0.2
 

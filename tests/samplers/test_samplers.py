@@ -209,7 +209,7 @@ def test_an_exclusion_leaves_something_to_draw(exclude):
 @pytest.mark.parametrize("process", [cedd.absorb(4), cedd.uniform(4)])
 def test_an_exclusion_leaves_something_of_what_alone_may_be_drawn(process):
     held = Fixed(torch.zeros(2, dtype=torch.int64), torch.tensor([False, False]), only_at([True, False], [1, 3], 4))
-    with pytest.raises(ValueError, match=r"alone may be drawn at some positions are excluded: \(1, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"at some positions, all allowed tokens are excluded: \(1, 2, 3\)"):
         sample(Table(process, 2), process, (1, 2), method="cedd", constraint=held, exclude=[3, 2, 1])
     drawn = sample(Table(process, 2), process, (8, 2), method="cedd", constraint=held, exclude=[2, 3], steps=4)
     assert (drawn[:, 0] == 1).all()
@@ -572,7 +572,7 @@ def test_the_steps_end_where_there_is_little_noise(process, time, noise):
         ({"grid": torch.tensor([0.1, 0.5])}, "from noise down to data"),
         ({"shape": (0, 3)}, "shape"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"t_start": 1.5}, "starts at a time"),
+        ({"t_start": 1.5}, "t_start must lie in"),
         ({"x_start": torch.zeros(1, 3, dtype=torch.int64)}, "x_start must have the shape"),
         ({"x_start": torch.full((2, 3), 4)}, "x_start must be states of the process, whole numbers in 0..3"),
         ({"x_start": torch.full((2, 3), -1)}, "x_start must be states"),

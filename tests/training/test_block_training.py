@@ -223,7 +223,7 @@ def test_from_an_autoregressive_model(config: Make):
     ("words", "message"),
     [
         (["--block", "5"], "blocks of 5 do not divide a length of 32: use a block that divides it"),
-        (["--block", "0"], "a block has a number of tokens, at least 1 (got 0)"),
+        (["--block", "0"], "a block must have at least 1 token (got 0)"),
         (["--block", "16", "--method", "ar"], "ar writes one token after another, and has no blocks (got block=16)"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_network_without_the_mask(config: Make, first: TrainConfig) -> None:
     start = changed(starting_from(config("second"), str(first.out)), {"process.name": "uniform"})
     run(start)
     back = changed(starting_from(config("third"), str(start.out)), {"process.name": "absorb"})
-    with pytest.raises(ValueError, match=r"was never shown a mask; start it on a process without one \(uniform\)"):
+    with pytest.raises(ValueError, match=r"was trained without a mask; start it on a process without one \(uniform\)"):
         trainer(back)
 
 

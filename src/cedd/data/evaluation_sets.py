@@ -152,7 +152,7 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
     folder = data_root(root)
     if root is None and folder is not None and not folder.is_dir():
         raise ValueError(
-            f"CEDD_DATA names no folder: {folder}; correct it, or unset it to ask the hub for {entry.name}"
+            f"CEDD_DATA is not a folder: {folder}; correct it, or unset it to ask the hub for {entry.name}"
         )
     file_name = entry.files.get(split)
     if folder is not None and file_name is not None:

@@ -123,8 +123,8 @@ def unknown_share(
     share = float(np.mean(ids == table[tokenizer.unknown]))
     if share > most:
         raise ValueError(
-            f"{share:.1%} of the text are characters that the tokenizer {tokenizer.name!r} does not know (more than "
-            f"{most:.1%}): a figure would be of {tokenizer.unknown!r}, not of the text. Use a model of such text"
+            f"{share:.1%} of the characters are unknown to the tokenizer {tokenizer.name!r} (more than {most:.1%}): "
+            f"the figure would describe {tokenizer.unknown!r}, not the text. Use a model of such text"
             f"{unless}"
         )
     return share

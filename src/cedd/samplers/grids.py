@@ -136,7 +136,7 @@ def time_grid(
             raise ValueError(f"unknown time grid {grid!r}; use one of {', '.join(GRIDS)}")
         end = last_time(process) if end is None else end
         if not end < start <= 1:
-            raise ValueError(f"sampling starts at a time in ({end:g}, 1], where 1 is noise (got {start:g})")
+            raise ValueError(f"t_start must lie in ({end:g}, 1], where 1 is noise (got {start:g})")
         times = GRIDS[grid](process, steps, start, end)
     if final_denoise and float(times[-1]) > 0:
         times = torch.cat([times, torch.zeros(1, dtype=torch.float64)])

@@ -145,7 +145,7 @@ class SamplingOptions:
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"batch must be at least 1 (got {self.batch})")
         if not 0 < self.t_start <= 1:
-            raise ValueError(f"sampling starts at a time in (0, 1], where 1 is noise (got {self.t_start:g})")
+            raise ValueError(f"t_start must lie in (0, 1], where 1 is noise (got {self.t_start:g})")
         if self.seed is not None and self.seeds is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
@@ -173,7 +173,7 @@ class SamplingOptions:
         for name, value in own.items():
             if name not in usual or not isinstance(value, int | float):
                 known = ", ".join(usual)
-                raise ValueError(f"the sampling of the model's folder has numbers for {known} (got {name}={value!r})")
+                raise ValueError(f"the model's sampling defaults must be numbers for {known} (got {name}={value!r})")
         if self.particles is not None:  # they weight the probabilities that top_p would cut off
             own = {name: value for name, value in own.items() if name != "top_p"}
         missing = {name: own.get(name, value) for name, value in usual.items() if getattr(self, name) is None}

@@ -157,7 +157,7 @@ def _excluded(exclude: Sequence[int], vocab_size: int, constraint: Constraint | 
     if isinstance(constraint, Fixed) and (only := constraint.only) is not None:
         allowed = only.tokens.cpu().index_fill(0, torch.tensor(tokens, dtype=torch.int64), False)
         if not allowed.any():
-            raise ValueError(f"all tokens that alone may be drawn at some positions are excluded: {tokens}")
+            raise ValueError(f"at some positions, all allowed tokens are excluded: {tokens}")
     return tokens
 
 

@@ -41,8 +41,8 @@ class Stratified(BackwardSampler):
         super().check(method, process, constraint)
         if process.has_mask:
             raise ValueError(
-                f"{self.name} spaces out the changes of a token, but a mask is revealed once, and would be too soon; "
-                "use it on uniform, or sampler='analytic'"
+                f"{self.name} spaces out the changes of a token, but a mask is revealed only once; use it on uniform, "
+                "or sampler='analytic'"
             )
 
     def own_step(self, run: GridRun, x: Tensor, plain: PlainStep) -> GridStep:

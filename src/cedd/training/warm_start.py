@@ -34,7 +34,7 @@ def check_start(
     if own and labels and list(labels) != own:
         raise ValueError(f"the labels of {source.name} are {', '.join(own)}, those of the data {', '.join(labels)}")
     if process.has_mask and not source.model.has_mask:
-        raise ValueError(f"{source.name} was never shown a mask; start it on a process without one (uniform)")
+        raise ValueError(f"{source.name} was trained without a mask; start it on a process without one (uniform)")
 
 
 def _goes_on_from_next_tokens(source: Method, method: Method) -> bool:

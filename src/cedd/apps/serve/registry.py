@@ -57,7 +57,7 @@ class ModelRegistry(Mapping[str, LanguageModel]):
             same = sum(name.split("#")[0] == plain for name in models)
             models[f"{plain}#{same + 1}" if same else plain] = load(source, device)
         if not models:
-            raise ValueError("this installation has no pretrained models; name a RUN to serve")
+            raise ValueError("this installation has no pretrained models; name a MODEL to serve")
         return cls(models, lookup_processes)
 
     def __getitem__(self, name: str) -> LanguageModel:
