@@ -27,7 +27,7 @@ KNOWN = {
     "--sampler": tuple(SAMPLERS),
     "--grid": tuple(GRIDS),
 }
-"""Values of options that accept others as well."""
+"""Suggested values of options that also accept other values."""
 
 SCRIPT = """# Completion of cedd for bash and zsh, made by `cedd completion`
 [ -n "$ZSH_VERSION" ] && autoload -U +X compinit bashcompinit && compinit && bashcompinit

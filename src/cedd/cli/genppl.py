@@ -63,7 +63,7 @@ def run(arguments: Genppl) -> int:
     given = load_samples(arguments.samples) if arguments.samples is not None else None
     out = None if given is not None else arguments.out or samples_of(arguments.models[0])
     check_writable(out)
-    # The judge before the samples are drawn: it is what fails, and they take long.
+    # Load the judge first: it may fail, and drawing samples takes long.
     judge = open_judge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
     samples = draw(arguments, arguments.models[0], out) if out is not None else given
     assert samples is not None
@@ -98,7 +98,7 @@ def samples_of(name: str) -> Path:
     hub."""
     if is_model(name):
         return Path(name).expanduser() / "samples.jsonl"
-    locate(name)  # so that a name of nothing is refused before anything is loaded
+    locate(name)  # refuses unknown names before anything is loaded
     return Path(f"{name.rpartition('/')[2]}-samples.jsonl")
 
 

@@ -19,6 +19,6 @@ def run(arguments: Infill) -> int:
     model = load(name, arguments.device)
     template = parse_template(source.read(), model.tokenizer)
     template = template.in_languages([language] * len(template.blanks))
-    end = "\n" if source.text is not None else ""  # of a file the last byte is that of the file
+    end = "\n" if source.text is not None else ""  # a file already has its own last byte
     show(arguments, model, template, f"{model.name}, infilling", "texts", "\n", end)
     return 0

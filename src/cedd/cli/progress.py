@@ -16,7 +16,7 @@ def progress_bar(name: str, visible: bool) -> Generator[Callable[[float, float],
     if not (visible and console.is_terminal):
         yield lambda done, planned: None
         return
-    # Not before there is something to see: short texts are corrected sooner than this is imported.
+    # Imported late: short texts are corrected faster than this import.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

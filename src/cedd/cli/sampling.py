@@ -1,4 +1,4 @@
-"""What the commands that sample share: their texts, printed, and the live view."""
+"""Shared parts of the commands that sample: printing texts, and the live view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
 MOST_SEEN = 1 << 12
-"""Tokens of a text whose states are recorded, one of all tokens for each step that changes any."""
+"""Largest number of tokens of a text whose states are recorded; each step that changes the text stores all tokens."""
 
 
 def check_names(options: SamplingOptions) -> None:
@@ -47,13 +47,13 @@ def check_names(options: SamplingOptions) -> None:
 def refuse_unused_sampling(model: LoadedModel, options: SamplingOptions, usual: SamplingOptions) -> None:
     """Refuse options that have no effect on this model's texts."""
     sampler = get_sampler(options.sampler, model.method)
-    unused = [name for name in sampler.unused if name != "corrector"]  # which is refused with a reason
+    unused = [name for name in sampler.unused if name != "corrector"]  # refused later, with a reason
     unused += [name for name in OWN_OPTIONS if name not in sampler.own_options]
     refuse_unused(options, unused, f"with the sampler {sampler.name} (method {model.method.name})", usual)
 
 
 def check(arguments: SamplingArguments) -> None:
-    """Refuse options that mean nothing, and files that could not be written, before the model is loaded."""
+    """Refuse invalid options, and files that cannot be written, before the model is loaded."""
     check_names(arguments.options)
     check_count(arguments.n)
     check_writable(arguments.view.html, PAGE_SUFFIXES)
@@ -61,7 +61,7 @@ def check(arguments: SamplingArguments) -> None:
 
 
 def constraint_of(options: ConstraintOptions) -> Language | None:
-    """The language that is asked for, compiled for texts, before a model is loaded."""
+    """The language of the options, compiled for texts before a model is loaded."""
     given = {
         "--regex": options.regex is not None,
         "--json-schema": options.json_schema is not None,
@@ -78,7 +78,7 @@ def constraint_of(options: ConstraintOptions) -> Language | None:
         made = json_schema(options.json_schema.read_text(encoding="utf-8"))
     else:
         made = choice(options.choices or ())
-    _ = made.automaton  # refuses what no text satisfies
+    _ = made.automaton  # raises a ValueError if no text satisfies it
     return made
 
 
@@ -92,7 +92,7 @@ def show(
     end: str = "\n",
     **facts: object,
 ) -> None:
-    """Fill the template n times, seen as it is asked for, and print the texts, or all as JSON; then write the files."""
+    """Fill the template n times with the requested live view, print the texts or JSON, and write the files."""
     refuse_unused_sampling(loaded, arguments.options, SamplingOptions())
     view, seen = arguments.view, is_seen(arguments.view)
     if seen and template.width > MOST_SEEN:
@@ -123,12 +123,12 @@ def show(
 
 
 def _figures(one: ParticleSet) -> dict[str, float]:
-    """What is known of the particles of a text."""
+    """Statistics of the particles of a text."""
     return {"log_normalizer": one.log_normalizer, "effective_sample_size": one.effective_sample_size}
 
 
 def is_seen(view: ViewOptions) -> bool:
-    """Whether the states between noise and text are asked for."""
+    """Whether the states between noise and text are shown or recorded."""
     return view.watch or view.html is not None or view.gif is not None
 
 
@@ -136,13 +136,14 @@ def is_seen(view: ViewOptions) -> bool:
 def _watching(
     view: ViewOptions, trajectory: Trajectory, n: int, reach: int, *, quiet: bool
 ) -> Generator[Callback | None]:
-    """A callback for a sampler of n texts, if anything is to be seen. Who does not watch has a bar."""
+    """A callback for a sampler of n texts: recording, the live view, or a progress bar without it; None if there is
+    nothing to show."""
     callbacks = list[Callback]()
     with ExitStack() as opened:
         if is_seen(view):
             callbacks.append(trajectory)
         if view.watch and not quiet and (console := PlainConsole()).is_terminal:
-            # Transient: what is left on the screen is the text itself, which the command prints.
+            # Transient: the command prints the final text itself.
             live = Live(
                 get_renderable=lambda: last_frame(trajectory, reach),
                 console=console,
@@ -162,7 +163,7 @@ def _watching(
 
 
 def _moving(progress: Callable[[float, float], None], n: int) -> Callback:
-    """A callback that moves a bar: how much of the time of n sequences has gone by."""
+    """A callback that moves a progress bar by the elapsed share of the time of n sequences."""
     done = rows = 0
 
     def callback(step: int, t: float, x: Tensor) -> None:
@@ -175,8 +176,8 @@ def _moving(progress: Callable[[float, float], None], n: int) -> Callback:
 
 
 def last_frame(trajectory: Trajectory, reach: int) -> Text:
-    """The latest state in colours: masks dim, what just changed bright. Of a text that a model of `reach` tokens cannot
-    read at once, the tokens at most so far from what just changed."""
+    """The latest state in colours: masks dim, changed tokens bright. Of a text with more than `reach` tokens, those
+    within this distance of changed tokens."""
     text, last = Text(), len(trajectory.frames) - 1
     if last < 0:
         return text

@@ -22,10 +22,10 @@ SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
 
 def run(arguments: Theory) -> int:
     """Check all claims and print the results; 1 if one fails."""
-    pick_device(arguments.device)  # refused as by every command; what is computed here is small
+    pick_device(arguments.device)  # checked as in every command, although the computation is small
     problem = ToyProblem(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
     started, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of tiny tensors: more threads only wait for one another
+    torch.set_num_threads(1)  # with thousands of tiny tensors, more threads are slower
     try:
         findings = _check_all(problem)
     finally:

@@ -154,19 +154,17 @@ class ScorePath(PathCost):
         cost = cost + known_entropy(noise).pick(rows.x_t, rows.x0, noise)
         if not isinstance(self.parameterization, Affine):
             return cost
-        # After so many redraws that all ratios are 1, the true ones and the network's, what is left of a difference of
-        # terms as large as beta' is their rounding.
+        # After enough redraws all ratios are 1, and a difference of terms as large as beta' is only rounding error.
         settled = (noise.expm1_beta * _EPSILON > noise.vocab_size) & ~noise.is_mask(rows.x_t)
         return torch.where(settled & cost.isfinite(), 0.0, cost)
 
     def magnitude(self, noise: Noise) -> Cases:
-        """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
-        that has not moved pays for the suspicion that it has, which a bad network has of many: rare draws that meet it
-        would be a tail, so it is given a third of what masks are. Ratios that come from the network itself cost
-        something where nothing is kept, too: by a guess that vanishes there, control variates would be of no size.
-
-        Where only masks cost something, but a bad network may make that as much in noise as anywhere, the tail is the
-        few draws with a token left among masks: late, one is kept in two of five draws."""
+        """Masks appear at rate alpha' alive and cost -log f each, and moved tokens appear at beta' keep. A bad network
+        also assigns costs to many tokens that have not moved; rare draws of these would have large weights, so such
+        tokens get a third of the guess for masks. Ratios that come from the network itself have a cost even if no token
+        is kept, where a guess of zero would turn off the control variates. If only masks have a cost, but for a bad
+        network it may be large near t = 1, too, the rare draws are those with a token among masks: near t = 1 two of
+        five draws keep one."""
         shuffling = noise.beta_rate * noise.keep.clamp_min(_LEAST_KEPT)
         masking = noise.alpha_rate * noise.alive.clamp_min(TINY)
         context = torch.zeros_like(masking) if self.vanishes_in_noise else masking * noise.a * (2 / 3)
@@ -174,11 +172,11 @@ class ScorePath(PathCost):
         return Cases(same=same, moved=shuffling, masked=masking)
 
     def share(self, noise: Noise) -> Cases:
-        """The guess hardly moves a token once few are kept: where ratios are the network's own, sequences that are
-        likely and cost much would be drawn once in a million times, and weigh a million. So three eighths of the draws
-        go by the guess, three eighths by what each case costs where all ratios are equal, and in a quarter it is no
-        mask, moved or not as the process has it: late, a token among masks may cost more than all masks. Where all
-        ratios are equal a draw then counts at most 8/3 times the mean at its time.
+        """By the guess alone, tokens would rarely be moved once few are kept: for ratios that come from the network
+        itself, likely and costly sequences would be drawn once in a million times, with a weight of a million. So three
+        eighths of the draws follow the guess, three eighths the costs of the cases for equal ratios, and a quarter are
+        tokens, moved or not with the probabilities of the process, because near t = 1 a token among masks may cost more
+        than all masks. For equal ratios the weight of a draw is then at most 8/3 of the mean at its time.
         """
         by_guess = super().share(noise)
         if not self.lasts_in_shuffles:
