@@ -55,7 +55,7 @@ class HalfDraws:
 
     @property
     def sightings(self) -> Tensor:
-        """In how many draws each case occurs, [C]."""
+        """The number of draws in which each case occurs, [C]."""
         return torch.stack([(self.case == case).any(-1).sum() for case in range(3)])
 
     @property
@@ -97,16 +97,16 @@ def expectations(half: HalfDraws) -> Tensor:
 
 
 _CASE_OF_COLUMN = torch.tensor([-1] * 3 + [0, 1, 2] * 2 + [-1] * (TIME_DEGREE - 2) + [0, 1, 2])
-"""The case that a column of `variates` is about; -1 for those of time."""
+"""The case of each column of `variates`; -1 for those of time."""
 
 
 def variates(half: HalfDraws, expected: Tensor) -> Tensor:
-    """[N, D, Z], for expectations [N, L, C] that half's own draws had no part in."""
+    """[N, D, Z], for expectations [N, L, C] from the draws of the other half."""
     time = half.dv[..., None] * legendre(2 * half.v - 1, TIME_DEGREE)
     time[..., 0] -= 1
     counts = _centred(half, torch.ones(1, half.case.shape[-1], 3, dtype=torch.float64))
     tilted = counts * half.tilt[..., None]
-    # The most useful first: those at the end are left out where draws are few.
+    # The most useful ones first: those at the end are omitted if there are few draws.
     return torch.cat([time[..., :3], _centred(half, expected), counts, time[..., 3:], tilted], -1)
 
 
@@ -122,7 +122,7 @@ def _centred(half: HalfDraws, expected: Tensor) -> Tensor:
 
 
 def _least_squares(design: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Coefficients [Z] of target [M] on design [M, Z]; a trace of ridge settles columns that coincide."""
+    """Coefficients [Z] of target [M] on design [M, Z]; a small ridge penalty handles equal columns."""
     scale = design.std(0).clamp_min(1e-300) if weight is None else torch.ones(design.shape[1], dtype=torch.float64)
     scaled = design / scale
     left = scaled if weight is None else scaled * weight[:, None]
@@ -133,7 +133,7 @@ def _least_squares(design: Tensor, target: Tensor, weight: Tensor | None = None)
 
 
 def often_seen(sightings: Tensor) -> Tensor:
-    """The columns of `variates` that are not about a case of few sightings [C]: [Z] bool."""
+    """The columns of `variates` whose case occurs often enough, by the counts [C]: [Z] bool."""
     return (_CASE_OF_COLUMN < 0) | (sightings >= _LEAST_SIGHTINGS)[_CASE_OF_COLUMN]
 
 
@@ -146,7 +146,7 @@ def coefficients(value: Tensor, variate: Tensor, usable: Tensor) -> Tensor:
     result = torch.zeros(variate.shape[1], dtype=torch.float64)
     if len(value) < _ROWS_PER_VARIATE or not bool(torch.isfinite(value).all()):
         return result
-    # For absorb the counts' variates vanish but for rounding: its odds are the count itself.
+    # For absorb the variates of counts are zero except for rounding, because its odds are the count itself.
     varies = variate.std(0) > 1e-6 * value.std()
     chosen = (varies & usable).nonzero().squeeze(-1)[: len(value) // _ROWS_PER_VARIATE]
     if len(chosen):

@@ -1,15 +1,15 @@
-"""What an estimate of a bound is: a number, its error in two senses, and the interval of each.
+"""The estimate of a bound: a value, its error in two senses, and an interval for each.
 
 Shapes: N sequences.
 
-Two questions have two errors. How far is this number from the bound of the *population* the sequences are drawn from?
-Its standard error is that of a mean of N independent values, one for each sequence (clustered by sequence: the draws of
-one sequence are never counted as independent data). How far is it from the bound on *these very* sequences, which an
-endless evaluation would give? That is the Monte Carlo standard error: smaller, and the one that more draws reduce.
+There are two errors. The distance from the bound of the *population* of the sequences has the standard error of a mean
+of N independent values, one per sequence (clustered by sequence: the draws of one sequence are never counted as
+independent data). The distance from the bound on exactly *these* sequences, the limit of infinitely many draws, has the
+Monte Carlo standard error, which is smaller, and which more draws reduce.
 
-The values of sequences are skewed to the right: a mean that lies below the truth comes with an error that is too small,
-and Student's interval then ends below it. The population's interval is Student's for Hall's transformation of the t
-statistic, which takes the skewness out (P. Hall, On the removal of skewness by transformation, 1992):
+The values of sequences are skewed to the right: if the mean is too low, its estimated error is usually too small, and
+Student's interval ends below the true value. The interval for the population is Student's for Hall's transformation of
+the t statistic, which removes the skewness (P. Hall, On the removal of skewness by transformation, 1992):
 
     g(T) = T + a/3 T^2 + a^2/27 T^3 + a/6,        a = skewness of the values / sqrt(N)
 """
@@ -93,7 +93,7 @@ class BoundEstimate:
 
     @property
     def ci95(self) -> Interval:
-        """The 95% interval of nats_per_token (NaN where there is none)."""
+        """The 95% interval of nats_per_token (NaN if there is none)."""
         return self.monte_carlo_ci95 if self.fixed_set else self.sequence_ci95
 
     @property
@@ -130,7 +130,7 @@ class BoundEstimate:
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Refuse what is not a relative half-width of a perplexity's interval."""
+    """Raise a ValueError for an invalid relative half-width of a perplexity's interval."""
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent (got {tolerance!r})")
 
@@ -217,7 +217,7 @@ def _interval(centre: float, error: float, freedom: int, skewness: float = 0.0) 
 
 
 def _untransformed(value: float, a: float) -> float:
-    """The T with g(T) = value of the module's head: 3/a ((1 + a (value - a/6))^(1/3) - 1)."""
+    """The T with g(T) = value, as at the top of this file: 3/a ((1 + a (value - a/6))^(1/3) - 1)."""
     if abs(a) < 1e-6:
         return value
     return 3 / a * (math.cbrt(1 + a * (value - a / 6)) - 1)

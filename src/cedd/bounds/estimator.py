@@ -195,10 +195,10 @@ def estimate_bounds(
     method: str | Method,
     **arguments: Any,
 ) -> dict[Bound, BoundEstimate]:
-    """Several bounds on the same data, in the order asked for; the other arguments are those of `estimate_bound`.
+    """Several bounds on the same data, in the requested order; the other arguments are those of `estimate_bound`.
 
     Bounds that stop at nearly the same time are measured by the same stratified draws: `tight`, `j1` and `j2` take as
-    many evaluations as one of them. Where their draws are not the same, each begins with the generator as it is.
+    many evaluations as one of them. If bounds have different draws, each starts from the same state of the generator.
     """
     options, conditions = BoundOptions.and_conditions(arguments)
     chosen = get_method(method).in_blocks(options.block)
@@ -225,7 +225,7 @@ def _estimates(
     conditions: Mapping[str, Tensor],
     nearly: float = _NEARLY,
 ) -> list[BoundEstimate]:
-    """Bounds, each with the time at which its path stops (None: the method's)."""
+    """Bounds, each with the end of its path (None: the method's)."""
     for bound, floor in wanted:
         method.check(process)
         method.check_bound(bound, floor)
@@ -299,7 +299,7 @@ class _BoundRun:
     counter: _Counter
 
     def estimates(self, which: Sequence[int], generator: torch.Generator) -> dict[int, BoundEstimate]:
-        """The bounds with these numbers, by the same draws. One that turns out to be infinite is left out of them."""
+        """The bounds with these numbers, by the same draws. Bounds that turn out to be infinite are removed."""
         if not which:
             return {}
         options, counter, state = self.options, self.counter, generator.get_state()
@@ -333,8 +333,8 @@ class _BoundRun:
     def _without(
         self, infinite: Mapping[int, str], which: Sequence[int], generator: torch.Generator, evaluations: int
     ) -> dict[int, BoundEstimate]:
-        """These are infinite, and why; the others are drawn anew, since costs without end would spoil what draws have
-        learnt."""
+        """Mark bounds as infinite, with the reason, and draw the others again, because infinite costs would spoil their
+        statistics."""
         found = self.estimates([number for number in which if number not in infinite], generator)
         for number, why in infinite.items():
             settled = SequenceValues(torch.full((len(self.data),), math.inf, dtype=torch.float64), math.nan, 0)

@@ -7,9 +7,9 @@ order of itertools.product (so that a vector over M reshapes to [V] * L); K time
     j1      E int l                                    the paper's, without KL(p_{1|0} || p_r)
     j2      E int lbar - int E[out-rate] + H(p_r)      the paper's, with p_r all mask (or uniform)
 
-each divided by L. The last two terms of `tight` are the end of a path that stops at t0 > 0, or at 0+ where a schedule
-has sigma(0) > 0 (data are clean at t = 0 and have seen sigma(0) of noise right after it); elsewhere they are zero. The
-paper's two are cut at t = 1e-4. Discrete flow matching has a path of its own, which stops short of t = 0 too.
+each divided by L. The last two terms of `tight` are for paths that end at t0 > 0, or at 0+ if the schedule has sigma(0)
+> 0 (data are clean at t = 0 and have sigma(0) of noise right after it); otherwise they are zero. The paper's two bounds
+are cut at t = 1e-4. The path of discrete flow matching also ends before t = 0.
 
 In block diffusion each of these is the sum over blocks and over the texts before them, weighted by their probabilities.
 
@@ -53,7 +53,7 @@ _PROBES = (1e-34, 1e-37)  # sigmas at which a cost that still grows like 1/sigma
 
 @dataclass(frozen=True)
 class Axis:
-    """(stop, 1] by the process's own coordinate of time, cut where the network's ratios have a kink in it."""
+    """(stop, 1] in the process's own coordinate of time, split where the network's ratios are not smooth in it."""
 
     process: TokenProcess
     stop: float = 0.0
@@ -65,12 +65,12 @@ class Axis:
         return self._with_ends(self.kinks)
 
     def _with_ends(self, sigmas: tuple[float, ...]) -> tuple[float, ...]:
-        """The ends in that coordinate, and where alpha + beta has these values between them."""
+        """The ends in that coordinate, and the points between them at which alpha + beta has these values."""
         start, end = float(self.process.axis.sigma(self.stop)), self.process.axis.end
         return (start, *sorted(k for k in map(float, self.coordinate(sigmas)) if start < k < end), end)
 
     def coordinate(self, sigmas: tuple[float, ...]) -> Tensor:
-        """Where alpha + beta has these values, [K]."""
+        """The times at which alpha + beta has these values, [K]."""
         axis, totals = self.process.axis, torch.tensor(sigmas, dtype=torch.float64)
         return bisect(lambda own: self.process.sigma(axis.inverse(own)), totals, axis.start, axis.end)
 
@@ -82,8 +82,9 @@ class Axis:
     def integrate(self, f: Callable[[Tensor], Tensor], tolerance: float) -> float:
         """The integral over (stop, 1] of f(t [K]) -> [K]; infinity where f is, or grows like 1/t at 0.
 
-        sigma = start + (end - start) u^4, so that the logarithms at t = 0 are harmless. It is cut where tokens lose
-        their information, which may be a small part of it: a roulette with p_m = 1e-9 masks 1e9 times later.
+        sigma = start + (end - start) u^4, so that the logarithms at t = 0 are harmless. It is split at the noise at
+        which tokens lose their information, which may be a small part of the range: a roulette with p_m = 1e-9 masks
+        1e9 times later.
         """
         start, span = self.edges[0], self.edges[-1] - self.edges[0]
 
@@ -100,7 +101,7 @@ class Axis:
         return sum(integrate(over_u, low, high, tolerance * max(1.0, scale)) for low, high in itertools.pairwise(cuts))
 
     def _vanishes(self, f: Callable[[Tensor], Tensor]) -> bool:
-        """Whether sigma f -> 0 as sigma -> 0: a logarithm does, and so does a root; 1/sigma does not."""
+        """Whether sigma f -> 0 as sigma -> 0, as for a logarithm or a root, but not for 1/sigma."""
         sigma = self.coordinate(_PROBES)
         t, slope = self.time(sigma)
         left = (f(t) * slope * sigma).abs()
@@ -138,16 +139,16 @@ class Space:
 
     @cached_property
     def _places(self) -> Tensor:
-        """What a step of each position's token is in the index of a sequence: [L]."""
+        """The stride of each position in the index of a sequence: [L]."""
         return self.process.num_states ** torch.arange(self.length - 1, -1, -1)
 
     def index(self, x: Tensor) -> Tensor:
-        """Where noisy sequences [..., L] stand in `states`."""
+        """The indices in `states` of noisy sequences [..., L]."""
         return (x * self._places).sum(-1)
 
     @cached_property
     def changed(self) -> Tensor:
-        """The place in `states` of each sequence with state y put at position i: [N, L, n]."""
+        """The index in `states` of each sequence with state y at position i: [N, L, n]."""
         change = torch.arange(self.process.num_states) - self.states[..., None]
         return self.index(self.states)[:, None, None] + change * self._places[:, None]
 
@@ -162,7 +163,7 @@ class Space:
         return torch.nn.functional.one_hot(self.clean, self.process.vocab_size).double()
 
     def in_chunks(self, f: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-        """f(t) for t [K], as many times at once as fit."""
+        """f(t) for t [K], in pieces that fit in memory."""
         V = self.process.vocab_size
         numbers_per_time = len(self.states) * max(self.length * V * V, len(self.clean))
         return torch.cat([f(part) for part in _chunks(t, _CHUNK // numbers_per_time)])
@@ -210,7 +211,7 @@ def space_of(process: TokenProcess, p0: Tensor) -> Space:
 
 @dataclass(frozen=True)
 class Enumerated:
-    """A network with its meaning, evaluated at every state of a space."""
+    """A network and the meaning of its outputs, evaluated at every state of a space."""
 
     space: Space
     method: Method
@@ -280,7 +281,8 @@ def enumerated(
     device: torch.device | None = None,
     stop: float | None = None,
 ) -> Enumerated:
-    """A model with its meaning, ready for every state of a space, down to `stop` (by default where its path ends)."""
+    """The model with the meaning of its outputs, for every state of a space, down to `stop` (by default the end of its
+    path)."""
     network = Network.of(model, space.process.vocab_size, device or torch.device("cpu"))
     end = method.dynamics.end(method.parameterization, space.process) if stop is None else stop
     return Enumerated(space, method, replace(network, sigma_dtype=sigma_dtype, double=True), end)
@@ -347,7 +349,7 @@ def integrated_bound(network: Enumerated, p0: Tensor, bound: Bound, *, with_entr
 def _over_blocks(
     measured: Callable[..., float], model: AnyModel, process: TokenProcess, p0: Tensor, method: Method, **how: Any
 ) -> float:
-    """What is measured in nats per token, of all blocks: each given every text that may come before it."""
+    """A measure in nats per token, summed over blocks, each given every possible text before it."""
     block, vocab_size, total = method.block or p0.dim(), process.vocab_size, 0.0
     for known in range(0, p0.dim(), block):
         joint = p0.double().cpu().reshape(vocab_size**known, vocab_size**block, -1).sum(-1)
@@ -362,7 +364,7 @@ def _over_blocks(
 
 @dataclass(frozen=True)
 class _AfterText:
-    """A network of a block after one text [P]."""
+    """The network of a block after one text [P]."""
 
     model: AnyModel
     block: int
@@ -436,7 +438,7 @@ def learned_distribution(
     """p_0^theta of the learned reverse process that starts in p_r at t = 1: [V] * L, float64. In block diffusion, block
     by block.
 
-    Masks that are left at the end (a bounded score leaves some) are drawn from the posterior.
+    Masks that remain at the end (as with a bounded score) are drawn from the posterior.
     """
     chosen = get_method(method)
     chosen.check(process)
@@ -458,7 +460,7 @@ def learned_distribution(
 
 
 def _written_in_blocks(model: AnyModel, process: TokenProcess, length: int, method: Method, **how: Any) -> Tensor:
-    """The product of the laws of the blocks, each after every text that may come before it."""
+    """The product of the laws of the blocks, each after every possible text before it."""
     block, vocab_size = method.block or length, process.vocab_size
     law = torch.ones(1, dtype=torch.float64)
     for known in range(0, length, block):

@@ -1,8 +1,8 @@
-"""Where a path that has to stop short of t = 0 does so: at the time that makes its bound least.
+"""The end of paths that have to end before t = 0: the time with the smallest bound.
 
-Stopping early leaves more for the last step to reconstruct, stopping late lets tokens that are clean pay once more for
-each e-fold of time. Any time gives a true bound. The best is sought on a grid, on text that is not evaluated
-afterwards: a time that was chosen by other text is as good as one that was given.
+An early end leaves more for the last step to reconstruct; a late end adds the cost of clean tokens for each e-fold of
+time. Any time gives a valid bound. The best one is chosen on a grid, on text that is not evaluated afterwards, so that
+the bound with the chosen time remains valid.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from cedd.network import AnyModel
 from cedd.process import TokenProcess
 
 STOPS = tuple(float(f"{10 ** (k / 2):.1e}") for k in range(-12, 0))
-"""1e-6 to 0.32, two to a decade."""
+"""1e-6 to 0.32, two per decade."""
 
 
 def choose_stop(
     model: AnyModel, process: TokenProcess, data: Tensor, *, method: str | Method, draws: int = 8
 ) -> Method:
-    """The method with the stop of `STOPS` at which its bound on data [N, L] is least; as it is where there is none.
+    """The method with the time of `STOPS` at which its bound on data [N, L] is smallest; unchanged if its path ends at
+    t = 0.
 
     All times share the draws of the path; only the last step is evaluated for each.
     """
