@@ -402,8 +402,8 @@ def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
 
     def guided(x_t: Tensor, sigma: Tensor, *, clean: Tensor, label: Tensor) -> Tensor:
         levels = sigma[:, ::WIDTH]
-        both = [InBlocks(model, WIDTH)(x_t, levels, clean=clean, label=one) for one in (label, 0 * label - 1)]
-        return mixed(*both, 2.5)
+        known, unknown = (InBlocks(model, WIDTH)(x_t, levels, clean=clean, label=one) for one in (label, 0 * label - 1))
+        return mixed(known, unknown, 2.5)
 
     with evaluating(model):
         expected = sample(guided, MASKS, (3, LENGTH), **how)

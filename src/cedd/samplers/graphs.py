@@ -220,7 +220,7 @@ class GraphedBlocks:
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
         unused = {"selected_rows": False, "head_losses": False, "cuda_graphs": False}
         self.capabilities = replace(capabilities_of(model), recorder=True, **unused)
-        self._recorder, self._blocks = Recorder(capture), list[_NextBlock]()
+        self._recorder, self._blocks = Recorder(capture), list[tuple[_NextBlock, Recorder]]()
 
     def new_cache(self, batch: int, length: int | None = None) -> Any:
         """An empty cache, for which blocks will be recorded."""
@@ -238,16 +238,19 @@ class GraphedBlocks:
         """Features [S, b, D] of blocks x_t [S, b] after the cache (see `network.RecordsBlocks`); overwritten by the
         next call."""
         names = tuple(conditions)
-        block = next((one for one in self._blocks if one.cache is cache and one.names == names), None)
-        if block is None:  # a recording holds its cache: those of two, as guidance takes, are kept
-            block = _NextBlock(self.features, cache, names, Recorder(self._capture))
-            self._blocks = [*self._blocks[-1:], block]
+        known = (pair for pair in self._blocks if pair[0].cache is cache and pair[0].names == names)
+        if (
+            found := next(known, None)
+        ) is None:  # a recording holds its cache: those of two, as guidance takes, are kept
+            found = _NextBlock(self.features, cache, names), Recorder(self._capture)
+            self._blocks = [*self._blocks[-1:], found]
+        block, recorder = found
         inputs, batch = [x_t, sigma, *conditions.values()], cache.keys.shape[1]
         some = None if text is None or len(text) == batch else text
         if some is not None:
             inputs = [one.new_zeros(batch, *one.shape[1:]).index_copy_(0, some, one) for one in inputs]
         filled = torch.full((1,), cache.length, device=self.device)
-        (made,) = block.recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
+        (made,) = recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
         return made if some is None else made.index_select(0, some)
 
     def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
@@ -270,7 +273,6 @@ class _NextBlock:
     features: Callable[..., Tensor]
     cache: Any
     names: tuple[str, ...]
-    recorder: Recorder
 
     def __call__(self, x_t: Tensor, sigma: Tensor, *others: Tensor) -> Outputs:
         *conditions, filled = others
