@@ -265,3 +265,24 @@ def test_samplers_that_cannot_draw_jointly_say_so(sampler):
     process = cedd.absorb(V) if sampler == "gibbs" else cedd.uniform(V)
     with pytest.raises(ValueError, match="cannot write texts under a constraint"):
         sample(blind, process, (2, L), method="bayes", sampler=sampler, constraint=constraint(PATTERN, V, L))
+
+
+@pytest.mark.parametrize("places", [slice(0, 5), slice(1, 4)])
+def test_places_prepared_before_the_network_give_the_same_draws(places: slice):
+    """Spans over all masks and over some, whether the draws are prepared before the network is called or after it."""
+    process = cedd.absorb(3, cedd.LogLinear(eps=1e-9))
+    network, kept = Table(process, 5, seed=5, size=0.7), constraint("(ab|c)*a?", 3, places.stop - places.start)
+    span = kept.spans[0].moved(-places.start)
+    how = {"constraint": LanguageConstraint.of(5, [span]), "seeds": range(20), "sampler": "first-hitting"}
+    both = [sample(network, process, (20, 5), method="cedd", deterministic=one, **how) for one in (True, False)]
+    assert torch.equal(*both)
+    prepared = [0]
+
+    class Counted(LanguageConstraint):
+        def prepared(self, *args):
+            prepared[0] += 1
+            return super().prepared(*args)
+
+    how["constraint"] = Counted(*(getattr(how["constraint"], one) for one in ("tokens", "where", "only", "spans")))
+    assert torch.equal(sample(network, process, (20, 5), method="cedd", deterministic=False, **how), both[0])
+    assert prepared[0] >= 5

@@ -80,6 +80,10 @@ class Fixed:
         return replace(self, tokens=tokens, where=where, only=only)
 
 
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [M, V], uniform numbers [C]) -> tokens [C]."""
+
+
 @dataclass(frozen=True)
 class JointConstraint(Fixed, ABC):
     """Draws the tokens of a sequence together: a base class.
@@ -103,6 +107,11 @@ class JointConstraint(Fixed, ABC):
             chosen: which of them are drawn now, as indices [C] into rows.
             v: uniform numbers [C] in [0, 1), one per token: what is drawn must depend on no other random numbers.
         """
+
+    def prepared(self, x: Tensor, rows: Tensor, sharpening: Sharpening, chosen: Tensor) -> Draw:
+        """`draw` as a function of outputs and v. It is called before the network, whose outputs a GPU then computes
+        while the host goes on: what waits for the device is best done here."""
+        return lambda outputs, v: self.draw(x, rows, outputs, sharpening, chosen, v)
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
         """log of the law of each of the masks [M, V], by which confidence orders judge them: by default without the
@@ -134,8 +143,9 @@ def check_callable(constraint: object) -> None:
     """Refuse a constraint that is not a callable, such as a regular expression as text."""
     if not callable(constraint):
         raise TypeError(
-            "a constraint is a language, such as cedd.constraints.regex(...), or a callable x -> x on tokens (got "
-            f"{constraint!r})"
+            "a constraint is a language, such as cedd.constraints.regex(...), of which "
+            "cedd.data.token_languages.language_constraint makes one for cedd.sample, or a callable x -> x on tokens "
+            f"(got {constraint!r})"
         )
 
 

@@ -28,7 +28,7 @@ from cedd.constraints.product_law import ProductLaw, TokenLanguage, product_law
 from cedd.constraints.token_automaton import before_end
 from cedd.network import flat_places
 from cedd.samplers.choice import Sharpening, inverse_cdf
-from cedd.samplers.constraints import JointConstraint
+from cedd.samplers.constraints import Draw, JointConstraint
 
 
 @dataclass(frozen=True)
@@ -127,20 +127,32 @@ class LanguageConstraint(JointConstraint):
         self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening, chosen: Tensor, v: Tensor
     ) -> Tensor:
         """See `JointConstraint`."""
-        tokens = torch.zeros_like(chosen)
-        free = torch.ones_like(chosen, dtype=torch.bool)
+        return self.prepared(x, rows, sharpening, chosen)(outputs, v)
+
+    def prepared(self, x: Tensor, rows: Tensor, sharpening: Sharpening, chosen: Tensor) -> Draw:
+        """See `JointConstraint`."""
+        free, parts = torch.ones_like(chosen, dtype=torch.bool), list[tuple[Tensor | slice, SpanPlaces]]()
         position = rows[chosen] % x.shape[1]
         for span in self.spans:
             inside = (position >= span.start) & (position < span.stop)
             count = int(inside.sum())
-            if count == len(chosen):  # the usual case: nothing to select, which would wait for a GPU
-                return SpanLaws(span, x, rows, outputs, sharpening, chosen).draw(v)
+            if count == len(chosen):
+                places = SpanPlaces(span, x, rows, chosen)
+                return lambda outputs, v: SpanLaws(places, outputs, sharpening).draw(v)
             if count:
-                laws = SpanLaws(span, x, rows, outputs, sharpening, chosen[inside])
-                tokens[inside], free = laws.draw(v[inside]), free & ~inside
-        if bool(free.any()):
-            tokens[free] = sharpening.draw(outputs[chosen[free]], v[free])
-        return tokens
+                parts.append((inside.nonzero().squeeze(1), SpanPlaces(span, x, rows, chosen[inside])))
+                free &= ~inside
+        rest = free.nonzero().squeeze(1)
+
+        def draw(outputs: Tensor, v: Tensor) -> Tensor:
+            tokens = torch.zeros_like(chosen)
+            for here, places in parts:
+                tokens[here] = SpanLaws(places, outputs, sharpening).draw(v[here])
+            if len(rest):
+                tokens[rest] = sharpening.draw(outputs[chosen[rest]], v[rest])
+            return tokens
+
+        return draw
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
         """See `JointConstraint`."""
@@ -148,7 +160,7 @@ class LanguageConstraint(JointConstraint):
         for span in self.spans:
             inside = ((position >= span.start) & (position < span.stop)).nonzero().squeeze(1)
             if len(inside):
-                laws = SpanLaws(span, x, rows, outputs, replace(sharpening, top_p=1.0), inside)
+                laws = SpanLaws(SpanPlaces(span, x, rows, inside), outputs, replace(sharpening, top_p=1.0))
                 found[inside] = laws.log_marginals()
         return found
 
@@ -160,8 +172,8 @@ class LanguageConstraint(JointConstraint):
         for span in self.spans:
             inside = ((position >= span.start) & (position < span.stop)).nonzero().squeeze(1)
             if len(inside):
-                laws = SpanLaws(span, x, rows, outputs, sharpening, inside)
-                found.index_add_(0, laws.sequences, laws.log_normalizers().to(found))
+                laws = SpanLaws(SpanPlaces(span, x, rows, inside), outputs, sharpening)
+                found.index_add_(0, laws.places.sequences, laws.log_normalizers().to(found))
         return found
 
 
@@ -207,23 +219,20 @@ class BlockLanguages(JointConstraint):
         return self.languages.log_marginals(*self._whole(x, rows), outputs, sharpening)
 
 
-class SpanLaws:
-    """The product laws of one span, for the sequences that have some of the chosen masks.
+class SpanPlaces:
+    """Where the masks of one span are, for the sequences that have some of the chosen masks: what of `SpanLaws` does
+    not depend on the network's outputs. It waits for a GPU.
 
     Args:
         span: the span.
         x: the states [B, L].
         rows: all masks of some sequences, flat positions [M]; of a causal network the next positions only.
-        outputs: the network's, there, [M, V] float64.
-        sharpening: temperature, top_p and excluded tokens.
         chosen: masks within the span, as indices [C] into rows.
     """
 
-    def __init__(
-        self, span: Span, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening, chosen: Tensor
-    ) -> None:
-        self._language, self._sharpening, self._name = span.language.on(x.device), sharpening, span.name
-        vocab_size, length = self._language.vocab_size, x.shape[1]
+    def __init__(self, span: Span, x: Tensor, rows: Tensor, chosen: Tensor) -> None:
+        self.span, self.language = span, span.language.on(x.device)
+        vocab_size, length = self.language.vocab_size, x.shape[1]
         sequence, position = rows // length, rows % length
         has_chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         has_chosen[sequence[chosen]] = True
@@ -233,27 +242,46 @@ class SpanLaws:
         rank[self.sequences] = torch.arange(len(self.sequences), device=x.device)
         inside = (position >= span.start) & (position < span.stop) & (rank[sequence] >= 0)
         masks = inside.nonzero().squeeze(1)
-        self._own = torch.searchsorted(masks, chosen)
-        """Of each chosen mask among all masks of these spans [m], its number."""
-        self._size = len(self.sequences), len(span)
-        self._at = rank[sequence[masks]] * len(span) + position[masks] - span.start
+        self.masks = slice(None) if len(masks) == len(rows) else masks
+        """The masks of these spans, as indices [m] into rows."""
+        self.own = torch.searchsorted(masks, chosen)
+        """Of each chosen mask among all masks of these spans, its number."""
+        self.size = len(self.sequences), len(span)
+        self.at = rank[sequence[masks]] * len(span) + position[masks] - span.start
         """Where these masks are in the flattened spans [S * n]."""
-        excluded = tuple(token for token in sharpening.excluded if token not in span.ends)
+        known = x[self.sequences, span.start : span.stop].flatten()
+        unknown = known == vocab_size
+        self.is_partial = int(unknown.sum()) > len(masks)
+        """Whether nothing is known of some positions, as with a causal network of those that follow."""
+        weights = self.language.known_log_weights(known.masked_fill(unknown, 0))
+        self.weights = weights.masked_fill(unknown[:, None], 0.0)
+        """log P(c) at each position [S * n, C]; 0 at those that are not known."""
+
+
+class SpanLaws:
+    """The product laws of one span.
+
+    Args:
+        places: the span's masks.
+        outputs: the network's, at the rows of the places, [M, V] float64.
+        sharpening: temperature, top_p and excluded tokens.
+    """
+
+    def __init__(self, places: SpanPlaces, outputs: Tensor, sharpening: Sharpening) -> None:
+        self.places, self._language = places, places.language
+        self._own, self._at, self._size = places.own, places.at, places.size
+        excluded = tuple(token for token in sharpening.excluded if token not in places.span.ends)
         self._sharpening = replace(sharpening, excluded=excluded)
-        logits = self._sharpening.without(outputs[masks], -math.inf)
+        logits = self._sharpening.without(outputs[places.masks], -math.inf)
         self._logits = logits if sharpening.temperature in (0, 1) else logits / sharpening.temperature
         """log p_i of the masks up to a number for each, [m, V], without top_p; where the likeliest is taken, the
         network's own."""
-        known = x[self.sequences, span.start : span.stop].flatten()
-        unknown = known == vocab_size
-        self._is_partial = int(unknown.sum()) > len(masks)
-        """Whether nothing is known of some positions, as with a causal network of those that follow."""
-        weights = self._language.known_log_weights(known.masked_fill(unknown, 0))
-        weights = weights.masked_fill(unknown[:, None], 0.0)
-        if not self._is_partial:
-            weights[self._at] = self._language.class_log_weights(self._logits, self._is_greedy)
-        self._weights = weights
+        self._weights = places.weights
         """log P(c) at each position, [S * n, C]."""
+        if not places.is_partial:
+            self._weights = self._weights.index_copy(
+                0, self._at, self._language.class_log_weights(self._logits, self._is_greedy)
+            )
 
     @property
     def _is_greedy(self) -> bool:
@@ -263,18 +291,29 @@ class SpanLaws:
         """log of the probability that tokens drawn at the masks are in the language, [S]."""
         totals = torch.zeros(self._size, dtype=torch.float64, device=self._logits.device)
         totals.view(-1)[self._at] = self._logits.double().logsumexp(-1)
-        return self.law.log_normalizer - totals.sum(1)
+        return self._checked(self.law.log_normalizer - totals.sum(1))
 
     @cached_property
     def law(self) -> ProductLaw:
         """The laws."""
         law = product_law(self._language, self._weights.view(*self._size, -1), greedy=self._is_greedy)
+        if self._weights.device.type == "cpu":
+            self._check(law)
+        return law
+
+    def _check(self, law: ProductLaw) -> None:
+        """Refuse a language without a possible text. On a GPU this is done last, since it waits for the device."""
         if not bool(torch.isfinite(law.log_normalizer).all()):
             raise ValueError(
-                f"every text that satisfies {self._name} has probability 0: its tokens are excluded, or the network "
-                "gives them probability zero"
+                f"every text that satisfies {self.places.span.name} has probability 0: its tokens are excluded, or the "
+                "network gives them probability zero"
             )
-        return law
+
+    def _checked(self, found: Tensor) -> Tensor:
+        """What was computed with the laws, which are checked if they have not been."""
+        if self._weights.device.type != "cpu":
+            self._check(self.law)
+        return found
 
     def _tilted(self, own: Tensor) -> Tensor:
         """log of the law given the language at some masks [C], [C, V]."""
@@ -284,14 +323,16 @@ class SpanLaws:
 
     def log_marginals(self) -> Tensor:
         """log of the law given the language at the chosen masks, [C, V]."""
-        return self._tilted(self._own)
+        return self._checked(self._tilted(self._own))
 
     def draw(self, v: Tensor) -> Tensor:
         """Tokens [C] at the chosen masks, by uniform numbers v [C]."""
-        if self._is_partial:
-            return self._draw_next(v)
-        if self._sharpening.top_p < 1 and not self._is_greedy:
-            return self._draw_in_turn(v)
+        if self.places.is_partial:
+            return self._checked(self._draw_next(v))
+        in_turn = self._sharpening.top_p < 1 and not self._is_greedy
+        return self._checked(self._draw_in_turn(v) if in_turn else self._draw_together(v))
+
+    def _draw_together(self, v: Tensor) -> Tensor:
         place = self._at[self._own]
         numbers = torch.zeros(self._size, dtype=torch.float64, device=v.device)
         where = torch.zeros(self._size, dtype=torch.bool, device=v.device)

@@ -218,8 +218,12 @@ class SamplingRun:
             return rows
         places, counts = (Places(rows), None) if self.joint is None else self._all_masks(x, rows)
         which = torch.searchsorted(places.rows, rows)
-        tokens = torch.zeros_like(rows)
+        tokens, draw = torch.zeros_like(rows), None
+        if self.joint is not None and not (self.network.one_by_one and len(x) > 1):  # mostly one chunk
+            draw = self.joint.prepared(x, places.rows, self.sharpening, which)
         for outputs, part in self.network.rows(x, sigma, places, full_precision=True).chunks(counts):
+            if draw is not None and probs is None and part.stop - part.start == len(places):
+                return draw(outputs, v)
             if self.joint is None:
                 here, chosen = part, slice(None)
             elif part.stop - part.start == len(places):
