@@ -71,9 +71,8 @@ FREQUENT, VERY_FREQUENT = 7.0, 9.0
 frequent one for words of SCOWL's size 35. Smaller sizes have common words (bake), which are never left out. Chosen on
 the train and dev parts of the misspellings."""
 COMMON, USUAL = 20, 35
-ALWAYS = frozenset(
-    ["hi", "id", "ids", "io", "db", "vs", "pr", "qa", "ux", "ui", "ip", "tv", "pc", "ai", "git", "append"]
-)
+ALWAYS = frozenset(["hi", "id", "ids", "io", "db", "vs", "pr", "qa", "ux", "ui", "ip", "tv", "pc", "ai", "eg", "ie"])
+ALWAYS |= {"wip", "git", "append", "bool", "dedent", "dep", "iff", "inline"}
 """Listed although they are short or frequent, or are misspellings of other words in the lists: books have them rarely,
 so that "id" became "it"."""
 SHORTEST = 3

@@ -64,8 +64,9 @@ def test_a_marked_line_is_ignored_and_a_marked_comment_ignores_the_next_line():
 
 
 def test_words_of_the_code_are_names():
-    text = "The usefull function `fnction` is x.\n\n    recieve(buf_size)\n"
-    assert identifiers(text, mask(text, "markdown")) == {"fnction", "recieve"}
+    """Also single letters, except for a and i."""
+    text = "The usefull function `fnction` is x.\n\n    recieve(h, lr, a, buf_size)\n"
+    assert identifiers(text, mask(text, "markdown")) == {"fnction", "recieve", "h", "lr"}
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,13 @@ def mask_ignored(masked: str, original: str) -> str:
 
 
 def identifiers(text: str, masked: str) -> frozenset[str]:
-    """Words of the code of a text, by its mask and in its inline code: names, which are not misspellings elsewhere."""
+    """Words of the code of a text, by its mask and in its inline code: names, which are not misspellings elsewhere.
+
+    Single letters are names too (`h` in "h is returned"), except for a and i.
+    """
     hidden = "".join(a if a != b else " " for a, b in zip(text, masked, strict=True))
     code = " ".join([hidden, *(masked[start:stop] for start, stop in code_spans(masked))])
-    return frozenset(word.lower() for word in re.findall(r"(?<![^\W\d])[A-Za-z]{3,24}(?![^\W\d])", code))
+    return frozenset(word.lower() for word in re.findall(r"(?<![^\W\d])(?![aAiI]\b)[A-Za-z]{1,24}(?![^\W\d])", code))
 
 
 def restored(original: str, corrected: Corrected, syntax: str | None = None) -> Corrected:
