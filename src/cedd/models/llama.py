@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,9 @@ from cedd.models.llama_config import FloatType, LlamaConfig
 from cedd.models.llama_config import LlamaOptions as LlamaOptions
 from cedd.network import AttentionPattern, Capabilities
 from cedd.storage import JSONMapping, JSONObject, from_json
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 FLOAT_TYPES: Mapping[FloatType, torch.dtype] = {
     "float32": torch.float32,
@@ -146,7 +149,7 @@ class Visible:
 
     mask: Tensor | None = None
     causal: bool = False
-    tiles: Any = None
+    tiles: BlockMask | None = None
     """The mask for FlexAttention (`tiles_of`), which compiled networks on a GPU use."""
 
 
@@ -335,7 +338,7 @@ class LlamaStack(nn.Module):
         causal: bool = False,
         cache: LlamaCache | None = None,
         where: Tensor | None = None,
-        tiles: Any = None,
+        tiles: BlockMask | None = None,
     ) -> Tensor:
         """[B, L, D] for tokens [B, L] at positions [L] or [B, L]; see `Visible` for mask, causal and tiles."""
         x = self.embed(tokens, positions)

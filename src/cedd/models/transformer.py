@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,9 @@ from cedd.models.transformer_config import config_from_preset as config_from_pre
 from cedd.names import suggestion
 from cedd.network import UNKNOWN_LABEL, AttentionPattern, Capabilities
 from cedd.storage import JSONMapping, JSONObject, from_json
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def _in_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -120,7 +123,7 @@ class Attention(nn.Module):
         rotation: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
         visible: Tensor | None = None,
-        tiles: Any = None,
+        tiles: BlockMask | None = None,
     ) -> Tensor:
         """visible: [L, L] or [B, L, L] bool, whether query i attends to key j; tiles: the same for FlexAttention."""
         if cache is None and visible is None:
@@ -184,7 +187,7 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
         visible: Tensor | None = None,
-        tiles: Any = None,
+        tiles: BlockMask | None = None,
     ) -> ResidualStream:
         x = x + first.gated(self.attention(self.attention_norm(x, first), rotation, cache, visible, tiles))
         return x + second.gated(self.mlp(self.mlp_norm(x, second)))
@@ -296,7 +299,7 @@ class TransformerStack(nn.Module):
         cache: KVCache | None = None,
         where: Tensor | None = None,
         attention: AttentionPattern | None = None,
-        tiles: Any = None,
+        tiles: BlockMask | None = None,
         label: Tensor | None = None,
     ) -> Tensor:
         config, past = self.config, 0 if cache is None else cache.length

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,9 @@ from cedd.device import takes_kernels
 from cedd.models.kernels import EPSILON, at_least_float32
 from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
 from cedd.models.kernels.rotation import Heads, project_and_rotate
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 SHORT = 128
 """Largest length for which one program computes the S of a head."""
@@ -74,7 +77,7 @@ def project(
     return Heads(queries.to(values.dtype), keys.to(values.dtype), values)
 
 
-def attend_visible(heads: Heads, visible: Tensor, tiles: Any = None) -> Tensor:
+def attend_visible(heads: Heads, visible: Tensor, tiles: BlockMask | None = None) -> Tensor:
     """o [B, L, H, W] where query i attends to the keys j with visible[..., i, j], [L, L] or [B, L, L]; by FlexAttention
     with these tiles (`tiles_of`) if a compiler traces this."""
     if tiles is not None and torch.compiler.is_compiling():
@@ -83,7 +86,7 @@ def attend_visible(heads: Heads, visible: Tensor, tiles: Any = None) -> Tensor:
     return attention(*heads, attn_mask=mask).transpose(1, 2)
 
 
-def attend_tiles(queries: Tensor, keys: Tensor, values: Tensor, tiles: Any) -> Tensor:
+def attend_tiles(queries: Tensor, keys: Tensor, values: Tensor, tiles: BlockMask) -> Tensor:
     """FlexAttention with these tiles, [B, H, L, W]; keys and values may have fewer heads, which groups of queries
     share."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -99,7 +102,7 @@ def takes_tiles(device: torch.device, head_width: int) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def tiles_of(rule: Callable[[Tensor, Tensor], Tensor], length: int, device: torch.device) -> Any:
+def tiles_of(rule: Callable[[Tensor, Tensor], Tensor], length: int, device: torch.device) -> BlockMask:
     """FlexAttention's description of a pattern of `length` queries and keys: the tiles of 128 x 128 that it skips."""
     from torch.nn.attention.flex_attention import create_block_mask
 
