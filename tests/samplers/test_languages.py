@@ -9,6 +9,8 @@ from torch import Tensor
 
 import cedd
 from cedd.samplers import Fixed, sample
+from cedd.samplers.choice import Sharpening
+from cedd.samplers.constraints import Draw
 from cedd.samplers.languages import LanguageConstraint
 from tests.combinations import covering
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
@@ -279,9 +281,9 @@ def test_places_prepared_before_the_network_give_the_same_draws(places: slice):
     prepared = [0]
 
     class Counted(LanguageConstraint):
-        def prepared(self, *args):
+        def prepared(self, x: Tensor, rows: Tensor, sharpening: Sharpening, chosen: Tensor) -> Draw:
             prepared[0] += 1
-            return super().prepared(*args)
+            return super().prepared(x, rows, sharpening, chosen)
 
     how["constraint"] = Counted(*(getattr(how["constraint"], one) for one in ("tokens", "where", "only", "spans")))
     assert torch.equal(sample(network, process, (20, 5), method="cedd", deterministic=False, **how), both[0])

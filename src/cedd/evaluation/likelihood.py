@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cedd.block_layout import BlockNetwork, GivenPast
+from cedd.block_layout import BlockNetwork, GivenPast, as_block_sequences
 from cedd.bounds.estimate import combined_freedom, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact_likelihood import MOST_POSITIONS, context_count, exact_likelihood
@@ -43,7 +43,7 @@ from cedd.evaluation.joined_calls import JoinedCalls
 from cedd.evaluation.protocols import Masks, Protocol, estimate, get_protocol
 from cedd.models.backbone import Backbone
 from cedd.models.loaded_model import LoadedModel
-from cedd.network import Capabilities, Network, Places, evaluating
+from cedd.network import Capabilities, Network, Places, capabilities_of, evaluating
 from cedd.samplers import SamplingOptions, prompt
 
 Kind = Literal["exact", "conditional", "joint"] | str
@@ -80,6 +80,15 @@ class LogLikelihood:
             return self.value, self.value
         half = student_quantile(self.freedom) * self.stderr if self.freedom else math.nan
         return self.value - half, self.value + half
+
+
+def predicts_tokens(loaded: LoadedModel) -> bool:
+    """Whether one network evaluation gives the probability of a token given those before it: by an autoregressive
+    model, or by one that only masks, writes blocks of one token, and does not depend on the time."""
+    if not loaded.method.dynamics.noisy:
+        return True
+    only_masks = loaded.method.dynamics.only_reveals(loaded.process)
+    return only_masks and loaded.method.block == 1 and not capabilities_of(loaded.model).time_conditioned
 
 
 class WithContext:
@@ -365,8 +374,22 @@ class TextLikelihoods:
 
     def token_log_probs(self, context: Tensor, piece: Tensor) -> Tensor:
         """log p(token | the tokens before it) for each position of a piece [A] after a context [C], [A, V] float64, for
-        an autoregressive model."""
+        a model that `predicts_tokens`."""
+        if self.loaded.method.dynamics.noisy:
+            return self._mask_outputs(context, piece).log_softmax(-1)
         return self._next_token_outputs(context, piece).log_softmax(-1)
+
+    def _mask_outputs(self, context: Tensor, piece: Tensor) -> Tensor:
+        """The outputs of a network that writes blocks of one token, at a mask in the place of each token, [A, V]."""
+        process = self.loaded.process
+        text = torch.cat([context, piece])[None].to(self.loaded.device)
+        network = Network.of(self.loaded.model, process.vocab_size, self.loaded.device)
+        network, tokens = as_block_sequences(network, text, text.shape[1])
+        sigma = process.sigma(1.0).to(network.device, torch.float32).expand(len(tokens))
+        places = Places(torch.arange(len(context), len(tokens), device=network.device))
+        with evaluating(self.loaded.model):
+            rows = network.rows(torch.full_like(tokens, process.vocab_size), sigma, places)
+            return rows.map(lambda outputs, _: outputs.double()).cpu()
 
     def _next_token_outputs(self, context: Tensor, piece: Tensor) -> Tensor:
         """The outputs of a causal network, which predicts the next token at each position, [A, V]."""

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -519,8 +520,16 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Langu
         yield client, made
 
 
-def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path):
-    made = load(save_random(tmp_path / "m", "absorb", "ar", length=24), "cpu")
+@pytest.mark.parametrize("block", [None, 1])
+def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path, block: int | None):
+    """Of an autoregressive model, and of one that writes blocks of one token."""
+    if block is None:
+        made = load(save_random(tmp_path / "m", "absorb", "ar", length=24), "cpu")
+    else:
+        plain = load(save_random(tmp_path / "m", "absorb", "cedd", length=24, time_input="none"), "cpu")
+        folder = replace(plain.folder, method=plain.method.in_blocks(block))
+        made = LanguageModel(folder, plain.device)
+        assert made.writes_blocks
     body = {"prompt": "The cat", "max_tokens": 6, "n": 2, "seed": 1, "temperature": 1.5}
     with (
         served(ModelRegistry({"m": made})) as (url, _),
@@ -528,6 +537,10 @@ def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path
     ):
         more = ({}, {"logprobs": 2}, {"logprobs": 0, "echo": True}, {"logprobs": 2, "stream": True})
         plain, short, whole, streamed = (client.post("/v1/completions", json=body | one) for one in more)
+        if block is not None:
+            long = client.post("/v1/completions", json=body | {"max_tokens": 30, "logprobs": 1})
+            assert long.status_code == 422
+            assert "logprobs need texts within the model's context of 24 tokens (got 37)" in long.text
     assert [one["logprobs"] for one in [*events(streamed)][-1]["choices"]] == [
         one["logprobs"] for one in short.json()["choices"]
     ]
@@ -655,7 +668,7 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/infill", {"text": "a ____", "model": "gpt-4"}, 404, "unknown model 'gpt-4'"),
         ("/correct", {"text": "a", "model": "gpt-4"}, 404, "unknown model 'gpt-4'"),
         ("/v1/completions", {"sampler": "first-hitting", "model": "small"}, 422, "sampler: invalid choice"),
-        ("/v1/completions", {"logprobs": 5}, 422, "logprobs need an autoregressive model; small draws"),
+        ("/v1/completions", {"logprobs": 5}, 422, "writes blocks of one token; small draws tokens in any order"),
         ("/v1/completions", {"logprobs": 0}, 422, "logprobs need an autoregressive model"),
         ("/v1/completions", {"logprobs": 6}, 422, "logprobs must be an integer from 0 to 5"),
         ("/v1/completions", {"logprobs": False}, 422, "logprobs must be an integer from 0 to 5"),

@@ -246,7 +246,7 @@ class BatchedModel(LoadedModel):
     """
 
     def __init__(self, loaded: LoadedModel, fiber: Fiber, memory: Memory | None = None) -> None:
-        batched = cast(Any, BatchedNetwork(loaded.model, fiber, memory))
+        batched = cast(Any, BatchedNetwork(loaded.model, fiber, memory, in_blocks=loaded.writes_blocks))
         super().__init__(replace(loaded.folder, model=batched), loaded.device)
         self._loaded, self._fiber, self._memory = loaded, fiber, memory
         self.last_forward: LastForward | None = None

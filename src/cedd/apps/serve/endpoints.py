@@ -22,6 +22,7 @@ from cedd.apps.serve.text_stream import TextStream
 from cedd.constraints import Language
 from cedd.data.text import before_first
 from cedd.data.tokenizers import JSONTokenizer
+from cedd.evaluation.likelihood import predicts_tokens
 from cedd.names import suggestion
 from cedd.samplers import GRIDS, SamplingOptions, get_sampler, text_seeds
 from cedd.spelling.engines import ENGINE_NAMES
@@ -137,11 +138,6 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     options = replace(options, stop=end_tokens(model))
     fields.refuse_unsupported(**UNSUPPORTED)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS, None)
-    if logprobs is not None and model.method.dynamics.noisy:
-        reject(
-            f"logprobs need an autoregressive model; {name} draws the tokens of a text in any order, so a token has no "
-            "probability given those before it"
-        )
     fields.ignore("user", "stream_options")
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
@@ -149,6 +145,8 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     widths = [width or min(ANSWER, most) for most in rooms]
     if language is not None and not suffix:
         widths = [constrained_width(model, *each, language, width) for each in zip(prompts, given, strict=True)]
+    if logprobs is not None:
+        check_logprobs(model, name, max(sum(each) for each in zip(given, widths, strict=True)))
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
     shown_ends = [*stops, *texts_of(options.stop, model)]
     monotone = monotone and language is None  # tokens after the end of a text are not part of it
@@ -209,6 +207,19 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
         for number, prompt in enumerate(prompts)
     ]
     return ParsedRequest(tasks, streams, chunk, joined)
+
+
+def check_logprobs(model: LanguageModel, name: str, tokens: int) -> None:
+    """Refuse log-probabilities of texts of this number of tokens that a model does not give."""
+    if not predicts_tokens(model):
+        reject(
+            "logprobs need an autoregressive model, or one without time input that writes blocks of one token; "
+            f"{name} draws tokens in any order, so a token has no probability given those before it"
+        )
+    if tokens > model.length:
+        reject(
+            f"logprobs need texts within the model's context of {model.length} tokens (got {tokens}); lower max_tokens"
+        )
 
 
 def logprobs_of(tokens: Record, first: int, characters: int, has_top: bool) -> Record | None:
