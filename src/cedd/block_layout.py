@@ -462,7 +462,9 @@ class _KeptKeys(FinishedText):
             self._cache.length = 0
             for tokens in self._read:
                 self._extend(tokens)
-        rows, pattern = cast(list[int], text.tolist()), self._pattern(x_t)
+        # Of all texts, nothing has to come back from the device.
+        rows = range(len(text)) if len(text) == len(self._texts) else cast(list[int], text.tolist())
+        pattern = self._pattern(x_t)
         return self.model.features(x_t, sigma, cache=self._cache.of_rows(rows), attention=pattern, **conditions)
 
     def recorded(self, function: Callable[..., tuple[Tensor, ...]], of_rows: Sequence[Tensor]) -> Any:
