@@ -1,19 +1,24 @@
 """The times at which a bound is measured: a change of variable that covers (0, 1] without truncation.
 
-Two changes of variable, both made of the two clocks alone:
+There are two changes of variable, which depend on the two clocks only:
 
-1. The path integrand of a good network is of the order of the rate at which untouched tokens are touched for the first
-   time, keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but
-   for a logarithm at t = 0. A bad network may cost as much as alpha' + beta' even where keep is nothing. So a part of
-   the draws is even in sigma = alpha + beta, and a part is even in t; the former is larger where no factor keep is in
-   the ratios of every network. Where clean tokens cost something, a bad network may make that as much as 1/sigma, down
-   to where its ratios are tamed; a few draws that meet such costs are a tail of which the others show nothing. There a
-   part is even in the logarithm of sigma, too, above e = 1e-4, and for ratios that come from probabilities, which may
-   be next to nothing, another part above f = 1e-9, or above less where clean sequences still cost something there
-   (`Evaluation.times`). Where the path stops short of t = 0, e = f = sigma(low). Where ratios are the network's own,
-   tokens may cost as much at every shuffle until they are masked, and masks at the rate of masking: a part is even in
-   the jumps j that would be made if all ratios were equal, j' = beta' (1-a) + alpha' a. With
-   s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
+1. For a good network, the path integrand is of the order of the rate at which tokens change for the first time,
+   keep (alpha' + beta') with keep = exp(-alpha-beta). In a variable that grows at this rate, the integrand is bounded,
+   except for a logarithm at t = 0. Other networks have larger costs elsewhere, so v is a mixture:
+
+       A   even in keep         good networks
+       B   even in sigma        sigma = alpha + beta: costs of alpha' + beta' where keep is small. B is larger if the
+                                ratios do not have a factor keep for every network.
+       C   even in t            the same
+       D   even in log(sigma)   above e = 1e-4: clean tokens with costs of up to 1/sigma
+       E   even in jumps j      networks that output ratios: tokens that cost as much at every shuffle until they are
+                                masked, and masks at the rate of masking. j' = beta' (1-a) + alpha' a is the rate of
+                                jumps if all ratios are equal.
+       F   even in log(sigma)   above f = 1e-9, or less if clean sequences have costs there (`Evaluation.times`): ratios
+                                of probabilities that are close to zero
+
+   The costs of D and F are a tail that few draws reach, and the other draws give no sign of it. If the path ends
+   before t = 0, e = f = sigma(low). With s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
 
        v(t) = A (keep(low) - keep(t)) / (keep(low) - keep(1)) + B s / s1 + C (t - low) / (1 - low)
               + D log(1 + s / e) / log(1 + s1 / e) + E (j(t) - j(low)) / (j(1) - j(low))
@@ -21,10 +26,10 @@ Two changes of variable, both made of the two clocks alone:
 
    where j' / sigma' is taken to be constant on each of 512 equal parts of sigma, so that j is exact.
 
-2. With about L v touched positions, the cost of a sequence scatters like 1/sqrt(v) around its mean at v, down to where
-   the proposal (bounds/proposal.py) sees to it that one is touched. Draws go where the scatter is: v has a density
-   rho(v) proportional to 1 + 1/sqrt(v + 1/(8 L)), piecewise constant, so that its inverse is exact. The draws' own
-   coordinate is the level u in [0, 1], which stratification cuts evenly:
+2. About L v positions have changed at v, so the cost of a sequence varies like 1/sqrt(v) around its mean, down to the v
+   at which the proposal (bounds/proposal.py) forces one position to change. More draws go where this variation is
+   large: v has a density rho(v) proportional to 1 + 1/sqrt(v + 1/(8 L)), piecewise constant, so that its inverse is
+   exact. The coordinate of the draws is the level u in [0, 1], which is stratified:
 
        int f(t) dt = int f(t(v(u))) dt/dv / rho(v) du
 """
@@ -152,12 +157,12 @@ class PathTimes:
         return width, slope, width * (torch.cumsum(slope, 0) - slope)
 
     def _part(self, since: Tensor) -> Tensor:
-        """Which of these parts a sigma beyond the earliest is in."""
+        """The index of the part that contains sigma(low) + since."""
         return (since / self._jumps[0]).long().clamp(0, _PANELS - 1)
 
     def time(self, v: Tensor) -> Tensor:
-        """t(v): the first of 2^_HALVINGS steps at which v is reached. Secants lead to within a step of it in a few
-        calls; what they miss, at a kink or a jump of the clocks, is bisected."""
+        """t(v): the first of 2^_HALVINGS steps at which v is reached. The secant method comes within one step in a few
+        calls. Where it fails, at kinks and jumps of the clocks, bisection is used."""
         goal = v.clamp(_SMALLEST, 1.0)
         steps = (self._by_secants(goal) * _STEPS).floor()[..., None] + torch.arange(-1, 3, dtype=torch.float64)
         times = self.after(steps.clamp(1, _STEPS) / _STEPS)
@@ -170,19 +175,19 @@ class PathTimes:
         return t
 
     def after(self, share: Tensor) -> Tensor:
-        """The time at this share of the way from the earliest to 1, in a coordinate that resolves any time just after
-        the earliest: the noise of the first 1e-40 of the time may be all that there is."""
+        """The time at this share of the way from low to 1, in a coordinate that resolves times close to low: all of the
+        noise may be added within the first 1e-40."""
         return self.low + (1 - self.low) * share**_POWER
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Shares of the way, closer together at both ends, and v there, which is 0 and 1 at the ends."""
+        """Shares of the way from low to 1, denser at both ends, and v there, from 0 to 1."""
         shares = torch.sin(torch.linspace(0, math.pi / 2, _PANELS + 1, dtype=torch.float64)) ** 2
         inside = self.v(self.after(shares[1:-1]))
         return shares, torch.cat([torch.zeros_like(inside[:1]), inside, torch.ones_like(inside[:1])])
 
     def _by_secants(self, goal: Tensor) -> Tensor:
-        """About the share of the way at which v is reached, which lies between two of the table's."""
+        """The approximate share of the way at which v is reached, between two entries of the table."""
         shares, values = self._table
         place = torch.searchsorted(values[1:-1], goal)
         low, high = shares[place], shares[place + 1]
