@@ -63,8 +63,8 @@ class EvaluationOptions:
     label: str | None = None
     """Condition all sequences on this label, for models trained with --labels."""
     labels: str | None = None
-    """Condition each document of a .jsonl on the label in this field, which is arranged as in training (cedd train
-    --labels)."""
+    """Condition each document of the .jsonl on the label in this field. Documents with the same label are joined, as in
+    training with cedd train --labels."""
     split: str = "test"
     """Split of an evaluation set."""
     data_root: Path | None = None
