@@ -156,8 +156,7 @@ class LanguageHooks(CellHooks):
         device, length, found = trainer.ranks.device, trainer.config.length, dict[str, Any]()
         for batch in self.arguments.speed_batches:
             options = one_call_per_token(trainer, SamplingOptions(seed=trainer.config.seed, deterministic=False))
-            warm_up = trainer.config.block if loaded.writes_blocks else length
-            loaded.draw((batch, warm_up or length), options)
+            loaded.draw((batch, length), options)  # records the graphs
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
                 torch.cuda.reset_peak_memory_stats(device)

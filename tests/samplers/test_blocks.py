@@ -1,5 +1,6 @@
 """Sampling block by block: the law of every sampler inside a block, exact caches, windows, prompts, ends of texts."""
 
+import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -389,9 +390,11 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
     plain = sample(model, process, (3, 22), **how)
     assert bool((plain == 7).any())
     for _ in range(2):
-        recordings.clear()
         assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
-    assert sum(type(function).__name__ == "_NextBlock" for function in recordings) == 1  # one for all blocks
+        gc.collect()
+    assert sum(type(function).__name__ == "_NextBlock" for function in recordings) == 1  # one for all blocks and runs
+    used = [graphed.new_cache(3, 12) for _ in range(3)]  # none of which shares its memory
+    assert len({cache.keys.data_ptr() for cache in used}) == 3
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -5,9 +5,10 @@ Shapes: S sequences, L positions, D width; R rows.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -200,8 +201,8 @@ class GraphedBlocks:
     """A network that writes blocks, on a CUDA device: a block after its cache is recorded as a CUDA graph.
 
     A recorded block attends to all positions for which the cache has room, of which a mask hides those that are not
-    filled, so that one graph serves all blocks of a run. All texts of the cache are computed in every call. Features
-    are computed in `dtype` by autocast.
+    filled, so that one graph serves all blocks of a run, and of later runs of the same size. All texts of the cache are
+    computed in every call. Features are computed in `dtype` by autocast.
 
     Args:
         model: a network with a cache (`Capabilities.static_cache`).
@@ -220,12 +221,24 @@ class GraphedBlocks:
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
         unused = {"selected_rows": False, "head_losses": False, "cuda_graphs": False}
         self.capabilities = replace(capabilities_of(model), recorder=True, **unused)
-        self._recorder, self._blocks = Recorder(capture), list[tuple[_NextBlock, Recorder]]()
+        self._recorder, self._rooms = Recorder(capture), list[_Room]()
 
     def new_cache(self, batch: int, length: int | None = None) -> Any:
-        """An empty cache, for which blocks will be recorded."""
-        with self._precision():
-            return self._model.new_cache(batch, length)
+        """An empty cache, for which blocks will be recorded; in the memory of one of the same size that is no longer
+        used, if there is one."""
+        size = batch, length
+        room = next((one for one in self._rooms if one.size == size and one.user() is None), None)
+        if room is None:
+            with self._precision():
+                room = self._add(self._model.new_cache(batch, length), size)
+        given = replace(room.cache, length=0)
+        room.user = weakref.ref(given)
+        return given
+
+    def _add(self, cache: Any, size: tuple[int, int | None]) -> _Room:
+        """Room for recordings with this cache. Those of two are kept, as guidance takes."""
+        self._rooms = [*self._rooms[-1:], _Room(replace(cache), size, weakref.ref(cache), Recorder(self._capture))]
+        return self._rooms[-1]
 
     def features(self, x_t: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
         """Those of the network, not recorded."""
@@ -237,20 +250,15 @@ class GraphedBlocks:
     ) -> Tensor:
         """Features [S, b, D] of blocks x_t [S, b] after the cache (see `network.RecordsBlocks`); overwritten by the
         next call."""
-        names = tuple(conditions)
-        known = (pair for pair in self._blocks if pair[0].cache is cache and pair[0].names == names)
-        if (
-            found := next(known, None)
-        ) is None:  # a recording holds its cache: those of two, as guidance takes, are kept
-            found = _NextBlock(self.features, cache, names), Recorder(self._capture)
-            self._blocks = [*self._blocks[-1:], found]
-        block, recorder = found
+        room = next((one for one in self._rooms if one.user() is cache), None)
+        room = room or self._add(cache, (0, None))  # which other runs have replaced meanwhile
+        block = room.functions.setdefault(names := tuple(conditions), _NextBlock(self.features, room.cache, names))
         inputs, batch = [x_t, sigma, *conditions.values()], cache.keys.shape[1]
         some = None if text is None or len(text) == batch else text
         if some is not None:
             inputs = [one.new_zeros(batch, *one.shape[1:]).index_copy_(0, some, one) for one in inputs]
         filled = torch.full((1,), cache.length, device=self.device)
-        (made,) = recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
+        (made,) = room.recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
         return made if some is None else made.index_select(0, some)
 
     def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
@@ -263,6 +271,19 @@ class GraphedBlocks:
         on_cuda = self.device.type == "cuda"
         with torch.no_grad(), torch.autocast(self.device.type, self._dtype, enabled=on_cuda, cache_enabled=False):
             yield
+
+
+@dataclass(eq=False)
+class _Room:
+    """The memory of a cache, and what was recorded with it."""
+
+    cache: Any
+    size: tuple[int, int | None]
+    """Sequences and tokens; (0, None): not to be used again."""
+    user: weakref.ref[Any]
+    """The cache that a run has of it."""
+    recorder: Recorder
+    functions: dict[tuple[str, ...], _NextBlock] = field(default_factory=dict[tuple[str, ...], Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,8 +300,6 @@ class _NextBlock:
         new, room = x_t.shape[1], self.cache.keys.shape[3]
         visible = torch.arange(room, device=x_t.device) < filled + new
         positions = filled + torch.arange(new, device=x_t.device)
-        pattern, named = (
-            AttentionPattern(visible.repeat(new, 1), positions),
-            zip(self.names, conditions, strict=True),
-        )
+        pattern = AttentionPattern(visible.repeat(new, 1), positions)
+        named = zip(self.names, conditions, strict=True)
         return (self.features(x_t, sigma, cache=self.cache.at(positions), attention=pattern, **dict(named)),)
