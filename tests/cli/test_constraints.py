@@ -22,7 +22,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["
 def test_samples_satisfy_their_constraint(options: list[str], pattern: str, absorb: str, capsys):
     words = ["sample", absorb, "-n", "3", "--steps", "4", "--seed", "1", "--device", "cpu", "--json"]
     assert main([*words, *options]) == 0
-    assert all(re.fullmatch(pattern, text) for text in json.loads(capsys.readouterr().out)["samples"])
+    record = json.loads(capsys.readouterr().out)
+    assert all(re.fullmatch(pattern, text) for text in record["samples"])
+    assert record["sampler"] == ("particles" if "--particles" in options else "analytic")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ def run(arguments: Sample) -> int:
     if arguments.chat is not None and arguments.prompt:
         raise UserError("--chat and --prompt exclude each other; give one")
     language = constraint_of(arguments.constraint)
-    model, sampler = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device), arguments.options.sampler
+    model = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device)
+    sampler = arguments.options.sampler if arguments.options.particles is None else "particles"
     if arguments.chat is None:
         template, _ = template_of(model, arguments.prompt, arguments.length, language)
     else:
