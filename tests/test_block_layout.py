@@ -282,7 +282,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"blocks of 5 do not divide a length of 16: use a block that divides it"):
         cedd.loss(model, absorb, clean, method="cedd", block=5)
     for wrong in (0, -4, 2.0, True):
-        with pytest.raises(ValueError, match=r"at least 1 \(got"):
+        with pytest.raises(ValueError, match=r"at least 1 token \(got"):
             cedd.METHODS["cedd"].in_blocks(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"ar writes one token after another, and has no blocks \(got block=4\)"):
         cedd.loss(model, absorb, clean, method="ar", block=4)
