@@ -11,6 +11,7 @@ import torch
 from cedd.constraints import TokenAutomaton, TokenLanguage
 from cedd.constraints.product_law import LogLaw, ScaledLaw, product_law
 from cedd.constraints.token_automaton import Transitions
+from cedd.samplers.choice import inverse_cdf
 from tests.interpreted import compiled_for_a_chip, run_interpreted
 
 LAWS = {"scaled": ScaledLaw, "logarithms": LogLaw}
@@ -287,9 +288,10 @@ def kernel_cases():
     """Those of the tests; one of many tokens per class; one of more states and classes than a tile has."""
     yield from ((automaton, log_probs.float().double()) for automaton, log_probs in cases(8))
     rng = np.random.default_rng(2)
-    wide = np.array([token % 3 for token in range(150)], dtype=np.int32)
     few = automaton_of([(0, 0, 0), (0, 2, 1), (1, 1, 0)], [True, False], 3)
-    yield replace(few, classes=wide), normal(rng, 4, 150)
+    for size, length in ((150, 4), (4000, 1)):  # the latter has classes of more tokens than a tile
+        wide = np.array([token % 3 for token in range(size)], dtype=np.int32)
+        yield replace(few, classes=wide), normal(rng, length, size)
     yield random_automaton(rng, 90, 70), normal(rng, 3, 90)
 
 
@@ -309,7 +311,19 @@ def laws_results(
     if not greedy:
         places = (chosen & rows[:, None]).nonzero().T
         found.append(law.log_factors(*places))
-    return found
+    return [*found, picked(language, log_probs.flatten(0, 1), u.flatten(), greedy)]
+
+
+def picked(language: TokenLanguage, logits: torch.Tensor, u: torch.Tensor, greedy: bool) -> torch.Tensor:
+    """A token of each row from last to first, within the class of some token that is in a transition."""
+    rows = torch.arange(len(logits), device=logits.device).flip(0)
+    alive = language.by_label.label
+    classes = alive[torch.arange(len(logits), device=logits.device) % len(alive)]
+    found = language.tokens_of(logits, rows, classes, u, greedy=greedy)
+    if found is not None:
+        return found
+    inside = logits[rows].masked_fill(language.classes != classes[:, None], -math.inf)
+    return inside.argmax(-1) if greedy else inverse_cdf(inside, u, log=True)
 
 
 def test_kernels_interpreted():
@@ -321,7 +335,9 @@ def test_kernels_on_the_device():
     check_kernels("cuda")
 
 
-@pytest.mark.parametrize("kernel", ["_row_sums_kernel", "_backward_kernel", "_forward_kernel", "_draw_kernel"])
+@pytest.mark.parametrize(
+    "kernel", ["_row_sums_kernel", "_backward_kernel", "_forward_kernel", "_draw_kernel", "_pick_kernel"]
+)
 @pytest.mark.parametrize("greedy", [False, True])
 def test_kernels_compile_for_a_chip(kernel: str, greedy: bool):
     pytest.importorskip("triton")
@@ -329,8 +345,12 @@ def test_kernels_compile_for_a_chip(kernel: str, greedy: bool):
 
     floats = ("sums", "beta", "alpha", "weights", "factors", "numbers", "rest")
     integers = ("places", "starts", "labels", "sources", "targets", "drawn", "target_labels", "target_sources")
-    integers += ("target_starts", "label_sources", "label_targets", "label_starts")
-    types = {"values": "*fp32", "chosen": "*i8"} | dict.fromkeys(floats, "*fp64") | dict.fromkeys(integers, "*i64")
+    integers += ("target_starts", "label_sources", "label_targets", "label_starts", "picked", "rows", "tokens")
+    types = (
+        {"values": "*fp32", "logits": "*fp32", "chosen": "*i8"}
+        | dict.fromkeys(floats, "*fp64")
+        | dict.fromkeys(integers, "*i64")
+    )
     types |= dict.fromkeys(("columns", "groups", "length", "batch", "classes", "states"), "i32")
     sizes = {"TILE": 32, "DEPTH": 32, "LABELS": 256, "LABEL_DEPTH": 4}
     constants = {"GREEDY": greedy, **sizes}

@@ -11,6 +11,7 @@ from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Capabilities
 from cedd.samplers import CONFIDENCE_ORDERS, Fixed, GraphedBlocks, GraphedNetwork, sample
 from tests.samplers.chains import ERROR_RATE, p_value
+from tests.samplers.languages import constraint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,6 +132,25 @@ def test_steps_wait_seldom_for_the_device(sampler, process, waits):
     assert torch.equal(first, again)
     assert bool((first < 50).all())
     assert len(waited) < waits * 9 + 20
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("sampler", ["analytic", "first-hitting"])
+def test_constrained_steps_wait_three_times(sampler):
+    """Before the call for what is masked, twice, and after it for whether the language has a probability."""
+    made = cedd.absorb(4)
+    graphed = GraphedNetwork(network(made, 16), 8, 16)
+    options = {"method": "cedd", "sampler": sampler, "steps": 16, "constraint": constraint("(ab|c)*", 4, 16)}
+    first = sample(graphed, made, (8, 16), seeds=range(8), **options)  # records
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waited:
+            warnings.simplefilter("always")
+            again = sample(graphed, made, (8, 16), seeds=range(8), **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
+    assert len(waited) < 4 * 17 + 20
 
 
 @pytest.mark.parametrize(("process", "sampler"), [("absorb", "first-hitting"), ("roulette", "analytic")])

@@ -11,7 +11,7 @@ import cedd
 from cedd.samplers import Fixed, sample
 from cedd.samplers.choice import Sharpening
 from cedd.samplers.constraints import Draw
-from cedd.samplers.languages import LanguageConstraint
+from cedd.samplers.languages import LanguageConstraint, SpanPlaces
 from tests.combinations import covering
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
 from tests.samplers.languages import State, constraint, marginals, members, product_law, span, tilted_law
@@ -81,6 +81,13 @@ def test_first_hitting_has_the_tilted_law(halved):
     law = tilted_law(laws_of(network), L, texts, V)
     found = counted(draw(network, 1500), texts)
     assert p_value(found, np.array([law[text] for text in texts])) > ERROR_RATE
+
+
+def test_what_is_where_is_found_without_the_device():
+    """A device without data refuses to be waited for."""
+    x, rows, chosen = torch.zeros(2, L, device="meta").long(), torch.tensor([0, 2, 3, 5, 6]), torch.tensor([1, 3])
+    places = SpanPlaces(span(PATTERN, V, 0, L), x, rows, chosen)
+    assert len(places.sequences) == 2
 
 
 def test_the_tilted_law_is_not_the_law_given_the_language():

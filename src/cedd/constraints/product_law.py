@@ -226,6 +226,32 @@ class TokenLanguage:
         found = torch.full((len(classes), self.num_classes), -math.inf, dtype=torch.float64, device=self.device)
         return found.scatter(1, classes[:, None], 0.0)
 
+    def tokens_of(
+        self, logits: Tensor, rows: Tensor, classes: Tensor, u: Tensor, *, greedy: bool = False
+    ) -> Tensor | None:
+        """Tokens [C] drawn by a kernel from logits [R, V] at rows [C] within classes [C], by uniform numbers u [C];
+        the likeliest, if `greedy`. None where there are no kernels."""
+        if not _takes_kernels(logits):
+            return None
+        from cedd.constraints.product_law_triton import pick
+
+        return pick(logits, rows, classes, u, self._tokens, self._class_starts, greedy)
+
+    @cached_property
+    def _class_starts(self) -> Tensor:
+        """Where each class begins in `_tokens`, and the end, [C + 1]."""
+        return torch.cat([self._counts.new_zeros(1), self._counts.cumsum(0)])
+
+    @cached_property
+    def log_accepting(self) -> Tensor:
+        """log beta after the last position, [Q]."""
+        return torch.where(self.accepting, 0.0, -math.inf).double()
+
+    @cached_property
+    def log_start(self) -> Tensor:
+        """log alpha before the first position, [Q]."""
+        return torch.where(torch.arange(self.num_states, device=self.device) == 0, 0.0, -math.inf).double()
+
     def at_tokens(self, values: Tensor) -> Tensor:
         """Values of classes [R, C] for each token, [R, V]."""
         return values.index_select(1, self.classes)
@@ -293,7 +319,7 @@ class LogLaw:
     def _log_beta(self) -> Tensor:
         """[L + 1, B, Q]."""
         groups = self._language.by_source
-        last = torch.where(self._language.accepting, 0.0, -math.inf).double()
+        last = self._language.log_accepting
         if _takes_kernels(last):
             from cedd.constraints.product_law_triton import backward
 
@@ -306,9 +332,7 @@ class LogLaw:
 
     def _start(self) -> Tensor:
         """log alpha_0, [B, Q]."""
-        alpha = torch.full((self._batch, self._language.num_states), -math.inf, device=self._language.device)
-        alpha[:, 0] = 0.0
-        return alpha.double()
+        return self._language.log_start.expand(self._batch, -1)
 
     @cached_property
     def _log_alpha(self) -> Tensor:

@@ -208,6 +208,51 @@ def _draw_kernel(
         _put_alpha(to, own, only, before, target_labels, target_sources, target_starts, states, GREEDY, TILE, DEPTH)
 
 
+@triton.jit(do_not_specialize=["columns"])
+def _pick_kernel(
+    picked, logits, rows, labels, numbers, tokens, starts, columns, GREEDY: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """picked[i] = the token drawn from logits [R, columns] at rows[i] within the class labels[i], by numbers[i]."""
+    i = tl.program_id(0)
+    logits += tl.load(rows + i) * columns
+    label = tl.load(labels + i)
+    begin = tl.load(starts + label)
+    size = (tl.load(starts + label + 1) - begin).to(tl.int32)
+    tokens += begin
+    unit = tl.full([], float("-inf"), tl.float64)
+    for start in range(0, size, TILE):
+        unit = tl.maximum(unit, tl.max(_at_tokens(logits, tokens, start + tl.arange(0, TILE), size), 0))
+    goal = tl.zeros([], tl.float64)
+    if not GREEDY:
+        for start in range(0, size, TILE):
+            goal += tl.sum(tl.exp(_at_tokens(logits, tokens, start + tl.arange(0, TILE), size) - unit), 0)
+        goal *= tl.load(numbers + i)
+    before, place = tl.zeros([], tl.float64), tl.full([], -1, tl.int32)
+    found = tl.zeros([], tl.int32)
+    for start in range(0, size, TILE):
+        at = start + tl.arange(0, TILE)
+        value = _at_tokens(logits, tokens, at, size)
+        if GREEDY:
+            taken = value == unit
+            last = -1
+        else:
+            weight = tl.exp(value - unit)
+            taken = (before + tl.cumsum(weight, 0) > goal) & (weight > 0)
+            last = tl.max(tl.where(weight > 0, at, -1), 0)  # by rounding, the goal can be beyond all
+            before += tl.sum(weight, 0)
+        first = tl.min(tl.where(taken & (at < size), at, size), 0)
+        if found == 0:
+            place = tl.where(first < size, first, tl.maximum(place, last))
+            found = (first < size).to(tl.int32)
+    tl.store(picked + i, tl.load(tokens + tl.maximum(place, 0)))
+
+
+@triton.jit
+def _at_tokens(logits, tokens, at, size):
+    """The logits in float64 of the tokens of a class at some places."""
+    return _terms(logits, tl.load(tokens + at, mask=at < size, other=0), at < size)
+
+
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
     kernel[grid](*arguments, num_warps=WARPS)
 
@@ -273,9 +318,30 @@ def draw(
     """
     (length, batch, classes), states = log_weights.shape, first.shape[1]
     alpha, factors = torch.stack([first, first]), log_weights.new_empty(batch, classes)
-    drawn, rest = torch.zeros(batch, length, dtype=torch.int64, device=first.device), torch.zeros_like(numbers)
+    drawn, rest = torch.empty(batch, length, dtype=torch.int64, device=first.device), torch.empty_like(numbers)
     marked = chosen.to(torch.int8).contiguous()
     tables = drawn, rest, alpha, factors, beta, log_weights, numbers.contiguous(), marked, *by_target, *by_label
     sizes = (length, batch, classes, states)
     _launch(_draw_kernel, (batch,), *tables, *sizes, greedy, *tile_of(states), *tile_of(classes))
     return drawn, rest
+
+
+def pick(
+    logits: Tensor, rows: Tensor, labels: Tensor, numbers: Tensor, tokens: Tensor, starts: Tensor, greedy: bool
+) -> Tensor:
+    """Tokens [C] drawn from logits [R, V] at rows [C] within classes [C], by numbers [C].
+
+    Args:
+        logits: up to a number for each row.
+        rows: which row each is drawn from.
+        labels: the classes.
+        numbers: uniform numbers.
+        tokens: tokens by classes.
+        starts: where each class begins, and the end, [classes + 1].
+        greedy: take the likeliest.
+    """
+    logits, picked = logits.contiguous(), torch.empty_like(rows)
+    if len(rows):
+        tables = picked, logits, rows, labels, numbers, tokens, starts
+        _launch(_pick_kernel, (len(rows),), *tables, logits.shape[1], greedy, 1024)
+    return picked

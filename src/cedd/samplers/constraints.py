@@ -101,10 +101,11 @@ class JointConstraint(Fixed, ABC):
         Args:
             x: the states [B, L], with token V where nothing is decided yet.
             rows: all masks of some of the sequences, as ascending positions [M] of the flattened batch. With
-                `next-token` it is one position per sequence: a causal network gives the law of the next one only.
+                `next-token` it is one position per sequence: a causal network gives the law of the next one only. On
+                the host.
             outputs: the network's, there: logits [M, V].
             sharpening: temperature, top-p and excluded tokens; `sharpening.log_probs(outputs)` is the law of each.
-            chosen: which of them are drawn now, as indices [C] into rows.
+            chosen: which of them are drawn now, as indices [C] into rows. On the host.
             v: uniform numbers [C] in [0, 1), one per token: what is drawn must depend on no other random numbers.
         """
 

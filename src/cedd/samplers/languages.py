@@ -21,12 +21,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cedd.constraints.product_law import ProductLaw, TokenLanguage, product_law
 from cedd.constraints.token_automaton import before_end
-from cedd.network import flat_places
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Draw, JointConstraint
 
@@ -145,7 +145,7 @@ class LanguageConstraint(JointConstraint):
         rest = free.nonzero().squeeze(1)
 
         def draw(outputs: Tensor, v: Tensor) -> Tensor:
-            tokens = torch.zeros_like(chosen)
+            tokens = torch.zeros(len(chosen), dtype=torch.int64, device=outputs.device)
             for here, places in parts:
                 tokens[here] = SpanLaws(places, outputs, sharpening).draw(v[here])
             if len(rest):
@@ -168,6 +168,7 @@ class LanguageConstraint(JointConstraint):
         """log Z of the product laws of all sequences, [B] float64: the log-probability that tokens drawn independently
         at all masks `rows` [M] are in the languages of all spans."""
         found = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        rows = rows.cpu()
         position = rows % x.shape[1]
         for span in self.spans:
             inside = ((position >= span.start) & (position < span.stop)).nonzero().squeeze(1)
@@ -221,39 +222,39 @@ class BlockLanguages(JointConstraint):
 
 class SpanPlaces:
     """Where the masks of one span are, for the sequences that have some of the chosen masks: what of `SpanLaws` does
-    not depend on the network's outputs. It waits for a GPU.
+    not depend on the network's outputs. It is found on the host and sent at once, without waiting for a GPU.
 
     Args:
         span: the span.
         x: the states [B, L].
         rows: all masks of some sequences, flat positions [M]; of a causal network the next positions only.
-        chosen: masks within the span, as indices [C] into rows.
+        chosen: masks within the span, as indices [C] into rows; both on the host.
     """
 
     def __init__(self, span: Span, x: Tensor, rows: Tensor, chosen: Tensor) -> None:
         self.span, self.language = span, span.language.on(x.device)
-        vocab_size, length = self.language.vocab_size, x.shape[1]
-        sequence, position = rows // length, rows % length
-        has_chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        has_chosen[sequence[chosen]] = True
-        self.sequences = flat_places(has_chosen)
-        """[S]"""
-        rank = torch.full((len(x),), -1, device=x.device)
-        rank[self.sequences] = torch.arange(len(self.sequences), device=x.device)
-        inside = (position >= span.start) & (position < span.stop) & (rank[sequence] >= 0)
-        masks = inside.nonzero().squeeze(1)
-        self.masks = slice(None) if len(masks) == len(rows) else masks
+        vocab_size = self.language.vocab_size
+        sequence, position = np.divmod(rows.numpy(), x.shape[1])
+        has_chosen = np.zeros(len(x), dtype=np.bool_)
+        has_chosen[sequence[chosen.numpy()]] = True
+        sequences, rank = np.flatnonzero(has_chosen), np.cumsum(has_chosen) - 1
+        masks = np.flatnonzero((position >= span.start) & (position < span.stop) & has_chosen[sequence])
+        own = np.searchsorted(masks, chosen.numpy())
+        at = rank[sequence[masks]] * len(span) + position[masks] - span.start
+        parts = sequences, masks, own, at, at[own]
+        together = torch.as_tensor(np.concatenate(parts)).to(x.device, non_blocking=True)
+        self.sequences, some, self.own, self.at, self.place = torch.split(together, [*map(len, parts)])
+        """Sequences [S]; of each chosen mask among all masks of these spans, its number; where these masks are in the
+        flattened spans [S * n], and where the chosen ones are."""
+        self.masks = slice(None) if len(masks) == len(rows) else some
         """The masks of these spans, as indices [m] into rows."""
-        self.own = torch.searchsorted(masks, chosen)
-        """Of each chosen mask among all masks of these spans, its number."""
-        self.size = len(self.sequences), len(span)
-        self.at = rank[sequence[masks]] * len(span) + position[masks] - span.start
-        """Where these masks are in the flattened spans [S * n]."""
-        known = x[self.sequences, span.start : span.stop].flatten()
+        self.size = len(sequences), len(span)
+        known = x[:, span.start : span.stop].index_select(0, self.sequences).flatten()
         unknown = known == vocab_size
-        self.is_partial = int(unknown.sum()) > len(masks)
+        # The rows are all masks or one per sequence, so only in the latter case the states are looked at.
+        self.is_partial = len(masks) == len(sequences) and int(unknown.sum()) > len(masks)
         """Whether nothing is known of some positions, as with a causal network of those that follow."""
-        weights = self.language.known_log_weights(known.masked_fill(unknown, 0))
+        weights = self.language.known_log_weights(known.clamp_max(vocab_size - 1))
         self.weights = weights.masked_fill(unknown[:, None], 0.0)
         """log P(c) at each position [S * n, C]; 0 at those that are not known."""
 
@@ -333,15 +334,18 @@ class SpanLaws:
         return self._checked(self._draw_in_turn(v) if in_turn else self._draw_together(v))
 
     def _draw_together(self, v: Tensor) -> Tensor:
-        place = self._at[self._own]
+        place = self.places.place
         numbers = torch.zeros(self._size, dtype=torch.float64, device=v.device)
         where = torch.zeros(self._size, dtype=torch.bool, device=v.device)
-        numbers.view(-1)[place], where.view(-1)[place] = v.double(), True
-        classes, rest = self.law.draw(numbers, where)
-        own_class, rest = classes.view(-1)[place], rest.view(-1)[place]
-        inside = self._language.classes == own_class[:, None]
-        logits = self._logits[self._own].masked_fill(~inside, -math.inf)
-        return logits.argmax(-1) if self._is_greedy else inverse_cdf(logits, rest, log=True)
+        numbers.view(-1).index_copy_(0, place, v.double())
+        where.view(-1).index_fill_(0, place, True)
+        classes, rest = (part.view(-1).index_select(0, place) for part in self.law.draw(numbers, where))
+        tokens = self._language.tokens_of(self._logits, self._own, classes, rest, greedy=self._is_greedy)
+        if tokens is None:
+            inside = self._logits.index_select(0, self._own)
+            inside = inside.masked_fill(self._language.classes != classes[:, None], -math.inf)
+            tokens = inside.argmax(-1) if self._is_greedy else inverse_cdf(inside, rest, log=True)
+        return tokens
 
     def _draw_in_turn(self, v: Tensor) -> Tensor:
         """The same where top_p cuts the law of each position, given those that were drawn before it."""

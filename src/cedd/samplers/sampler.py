@@ -25,8 +25,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -190,15 +191,15 @@ class SamplingRun:
         """
         if self.joint is None:
             return self.sharpening.draw(outputs[chosen], v)
-        which = torch.arange(len(rows), device=rows.device)[chosen]
-        return self.joint.draw(x, rows, outputs, self.sharpening, which, v)
+        which = torch.arange(len(rows))[chosen] if isinstance(chosen, slice) else chosen.cpu()
+        return self.joint.draw(x, rows.cpu(), outputs, self.sharpening, which, v)
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor) -> Tensor:
         """log of the law by which confidence orders judge all masks `rows` [M] of some sequences, [M, V]: the
         network's, or that of a `JointConstraint`, without temperature and top-p."""
         if self.joint is None:
             return self.sharpening.plain.log_probs(outputs)
-        return self.joint.log_marginals(x, rows, outputs, self.sharpening.plain)
+        return self.joint.log_marginals(x, rows.cpu(), outputs, self.sharpening.plain)
 
     def reveal(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
         """Tokens [R] for masks of x [B, L], from one network call at sigma [] or [B], by uniform numbers v [R]."""
@@ -216,11 +217,12 @@ class SamplingRun:
         """Tokens at ascending flat positions [R]; their probabilities are written to `probs` [R]."""
         if not len(rows):
             return rows
-        places, counts = (Places(rows), None) if self.joint is None else self._all_masks(x, rows)
-        which = torch.searchsorted(places.rows, rows)
         tokens, draw = torch.zeros_like(rows), None
-        if self.joint is not None and not (self.network.one_by_one and len(x) > 1):  # mostly one chunk
-            draw = self.joint.prepared(x, places.rows, self.sharpening, which)
+        places, masks, which, counts = Places(rows), rows, rows, None
+        if self.joint is not None:
+            places, masks, which, counts = self._all_masks(x, rows)
+            if not (self.network.one_by_one and len(x) > 1):  # mostly one chunk
+                draw = self.joint.prepared(x, masks, self.sharpening, which)
         for outputs, part in self.network.rows(x, sigma, places, full_precision=True).chunks(counts):
             if draw is not None and probs is None and part.stop - part.start == len(places):
                 return draw(outputs, v)
@@ -231,20 +233,25 @@ class SamplingRun:
             else:
                 here = flat_places((which >= part.start) & (which < part.stop))
                 chosen = which[here] - part.start
-            tokens[here] = self.draw_tokens(x, places.rows[part], outputs, chosen, v[here])
+            tokens[here] = self.draw_tokens(x, masks[part], outputs, chosen, v[here])
             if probs is not None:
                 probs[here] = at_token(self.sharpening.log_probs(outputs[chosen].double()), tokens[here]).exp()
         return tokens
 
-    def _all_masks(self, x: Tensor, rows: Tensor) -> tuple[Places, Sequence[int]]:
-        """All masks of the sequences that have some of the rows [R], and how many each of these sequences has."""
-        has_rows = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        has_rows[rows // self.length] = True
-        masked = (x == self.process.vocab_size) & has_rows[:, None]
-        masks, rank = flat_places(masked), has_rows.cumsum(0) - 1
+    def _all_masks(self, x: Tensor, rows: Tensor) -> tuple[Places, Tensor, Tensor, Sequence[int]]:
+        """All masks of the sequences that have some of the rows [R]; on the host, these masks, which of them the rows
+        are, and how many each of these sequences has. The only time that a call waits for a GPU before it has run."""
+        masked, own = np.asarray((x == self.process.vocab_size).cpu()), np.asarray(rows.cpu())
+        has_rows = np.zeros(len(x), dtype=np.bool_)
+        has_rows[own // self.length] = True
+        masked = masked & has_rows[:, None]
+        masks, sequences, rank = np.flatnonzero(masked), np.flatnonzero(has_rows), np.cumsum(has_rows) - 1
         local = rank[masks // self.length] * self.length + masks % self.length
-        counts = cast(list[int], masked.sum(1)[has_rows].tolist())  # pyright: ignore[reportUnknownMemberType]
-        return Places(masks, flat_places(has_rows), local), counts
+        counts: list[int] = masked.sum(1)[has_rows].tolist()
+        parts = masks, sequences, local
+        together = torch.as_tensor(np.concatenate(parts)).to(x.device, non_blocking=True)
+        sent = torch.split(together, [*map(len, parts)])
+        return Places(*sent), torch.as_tensor(masks), torch.as_tensor(np.searchsorted(masks, own)), counts
 
 
 class Sampler(ABC):
