@@ -130,6 +130,9 @@ def test_quantized_matrices(tmp_path: Path, type_: str) -> None:
     worst = 1.0 if type_ == "Q4_0" else 0.51
     assert bool(((made - blocks).abs().amax(-1) <= worst * step * spread + 1e-3).all())
     assert not torch.equal(made, blocks)
+    kind_ = gguf.GGMLQuantizationType[type_]
+    stored = exact.numpy().astype(np.float16) if type_ == "F16" else gguf.quants.quantize(exact.numpy(), kind_)
+    assert torch.equal(found, torch.from_numpy(gguf.quants.dequantize(stored, kind_)).float())
 
 
 def test_matrices_of_k_quants(tmp_path: Path) -> None:
@@ -152,6 +155,8 @@ def test_matrices_of_k_quants(tmp_path: Path) -> None:
     write(path, "qwen3", WIDE, weights, {"blk.0.ffn_down.weight": "Q4_K"})
     found = cedd.import_model(path, "none", device="cpu").model.state_dict()["backbone.layers.0.mlp.down.weight"]
     assert torch.allclose(found, torch.from_numpy(expected.reshape(rows, 256)).float(), atol=1e-6)
+    theirs = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q4_K)
+    assert torch.equal(found, torch.from_numpy(theirs))
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "none"])

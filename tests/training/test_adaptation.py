@@ -1,8 +1,13 @@
 """From autoregressive networks to diffusion: what is the same before the first step, and what the options do."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from itertools import permutations
+from itertools import product as product_of
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -20,7 +25,7 @@ from cedd.models.backbone import Backbone
 from cedd.models.llama import Llama
 from cedd.network import AttentionPattern
 from cedd.training.config import AdaptConfig, TrainConfig, adapted, starting_from
-from cedd.training.loop import Trainer
+from cedd.training.loop import Hooks, Trainer
 from cedd.training.warm_start import copy_weights
 from tests.models.plain_llama import visible_of
 from tests.training.runs import ALONE, changed, run
@@ -142,6 +147,47 @@ def batch_of(method: cedd.Method, process: cedd.TokenProcess, x0: Tensor, **chan
     return replace(noisy_batch(method, process, x0, t, draws, capacity=40), clean=x0, **changes)
 
 
+@pytest.mark.parametrize(
+    ("V", "length", "block"), [(2, 4, 2), (2, 4, 4), pytest.param(2, 8, 4, marks=pytest.mark.slow)]
+)
+def test_the_exact_likelihood_of_blocks_is_the_sum_over_their_orders(V: int, length: int, block: int) -> None:
+    """With a shift, a causal past and a start token: by plain passes over the start token, the past and one block,
+    without a cache and without the clean half. Over all texts, the likelihoods sum to 1."""
+    torch.manual_seed(0)
+    sizes = {**NETWORK, "width": 8, "head_width": 4, "length": length, "vocab_size": V, "has_mask": True}
+    kind = {"attention": "block-causal", "block": block, "causal_past": True, "shift": True, "start_row": 0}
+    network = build_network("llama", {**sizes, **kind}).double().requires_grad_(False).eval()
+    assert isinstance(network, Llama)
+    for parameter in network.parameters():
+        parameter.normal_(std=0.7)
+
+    @cache
+    def chances(past: tuple[int, ...], known: tuple[int, ...]) -> Tensor:
+        """Of the tokens of a block, of which some are masks (V)."""
+        ids = torch.tensor([[0, *past, *known]])
+        begin = 1 + len(past)
+        visible = torch.ones(ids.shape[1], ids.shape[1]).tril().bool()
+        visible[begin:] = True
+        logits = network.original_logits(ids, attention_mask=visible)[0]
+        return logits[begin - 1 : begin - 1 + block].softmax(-1)  # of the tokens before, as an autoregressive network's
+
+    def chance(text: tuple[int, ...], order: tuple[int, ...], begin: int) -> float:
+        known, product = [V] * block, 1.0
+        for i in order:
+            product *= float(chances(text[:begin], tuple(known))[i, text[begin + i]])
+            known[i] = text[begin + i]
+        return product
+
+    texts, orders = list(product_of(range(V), repeat=length)), list(permutations(range(block)))
+    expected = [
+        math.prod(fmean(chance(x, order, k) for order in orders) for k in range(0, length, block)) for x in texts
+    ]
+    assert math.fsum(expected) == pytest.approx(1.0, abs=1e-12)
+    method = cedd.get_method("cedd-star").in_blocks(block)
+    found = cedd.exact_likelihood(network, cedd.absorb(V), torch.tensor(texts), range(length), method=method)
+    torch.testing.assert_close(found, -torch.tensor(expected, dtype=torch.float64).log(), rtol=1e-12, atol=1e-12)
+
+
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +229,33 @@ def test_blocks_grow(config: Make, parent: cedd.LanguageModel) -> None:
     noising = adapting(config, parent, {"block": 4, "adapt.first_block": 1, "adapt.growth": 0.5}).noising()
     sizes = [L // noising.batch(step).parts[0].sigma.shape[1] for step in (0, 9, 10, 19, 20, 39)]
     assert sizes == [1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("changes", [{"adapt.anneal": 0.5}, {"block": 4, "adapt.first_block": 1}])
+def test_growth_follows_an_end_that_moves(config: Make, parent: cedd.LanguageModel, changes: dict[str, Any]) -> None:
+    """A time limit shortens a run; the last steps are then still those with full attention or the largest blocks."""
+
+    class Shortened(Hooks):
+        def before_step(self, trainer: Trainer) -> None:
+            if trainer.state.step == 4:
+                trainer.change(replace(trainer.config, steps=20))
+
+    seen = dict[int, tuple[int, bool]]()
+    start = starting_from(config("child"), str(parent.folder.path))
+    wanted = changed(start, {"method": "cedd", "steps": 400, "checkpoint_every": 400, **changes})
+    made = Trainer(wanted, ALONE, Console(quiet=True), Shortened())
+    step = made.train_step.step
+
+    def observed(batch: Any, *more: Any) -> Any:
+        part = batch.parts[0]
+        seen[batch.step] = (L // part.sigma.shape[1] if part.in_blocks else L, part.visible is None)
+        return step(batch, *more)
+
+    made.train_step.step = observed
+    assert made.run().step == 20
+    begun = (1, True) if "block" in changes else (L, False)
+    done = (4, True) if "block" in changes else (L, True)
+    assert [seen[i] for i in (0, 6, 10, 19)] == [begun, begun, done, done]  # batches are drawn up to 3 steps ahead
 
 
 @pytest.mark.parametrize(

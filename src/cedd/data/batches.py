@@ -176,6 +176,11 @@ class Prefetcher(Generic[B]):
         self._sampler.position = self.position
         return item.to(self._device, non_blocking=True)
 
+    @property
+    def first_not_drawn(self) -> int:
+        """A step whose batch, like all later ones, is not drawn yet, however far ahead the thread is."""
+        return self.position + self._ready.maxsize + 1
+
     def close(self) -> None:
         self._stop.set()
         with contextlib.suppress(queue.Empty):  # for the one batch that may still be put there

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -129,6 +129,8 @@ class Trainer:
     """
 
     records: RunLog
+    change_end: Callable[[int], None]
+    """Sets the total number of steps of batches that are not drawn yet."""
 
     def __init__(
         self,
@@ -202,11 +204,13 @@ class Trainer:
             self._resume()
             for warning in self._warnings():
                 self._say(warning)
+            noising = self.noising()
             with (
                 self.stop.on_signals(),
                 self._open_records() as self.log,
-                Prefetcher(self.noising(), self.ranks.device) as batches,
+                Prefetcher(noising, self.ranks.device) as batches,
             ):
+                self.change_end = lambda steps: noising.end_at(batches.first_not_drawn, steps)
                 self._log_changes()
                 self.hooks.on_start(self)
                 result = self._steps(batches)
@@ -269,6 +273,8 @@ class Trainer:
     def change(self, config: TrainConfig) -> None:
         """Change the number of steps, the decay of the learning rate, or the steps of evaluations and checkpoints.
         Nothing else may change, and the learning rate must be continuous."""
+        if config.steps != self.config.steps:
+            self.change_end(config.steps)
         self.config = self.train_step.config = config
         self.log.expect(config.steps)
         if self.ranks.is_first:

@@ -44,7 +44,8 @@ class NoisingSampler:
         method: the training method.
         process: the noise process.
         config: how times are drawn.
-        steps: total number of steps, for a highest time that changes, annealed attention and growing blocks.
+        steps: total number of steps, for a highest time that changes, annealed attention and growing blocks; `end_at`
+            changes it.
         adapt: annealed attention, growing blocks, and the weight of the next-token loss.
         label_dropout: the share of sequences whose label is not given.
     """
@@ -66,29 +67,37 @@ class NoisingSampler:
                 f"use a batch size that is a multiple of {sampler.world_size * config.accumulate}"
             )
         self.sampler, self.method, self.process, self.config = sampler, method, process, config
-        self.steps, self.adapt, self.label_dropout = steps, adapt or AdaptConfig(), label_dropout
+        self._ends, self.adapt, self.label_dropout = [(0, steps)], adapt or AdaptConfig(), label_dropout
         self.blocks = method.blocks_of(len(sampler.dataset[0]))
         """Blocks of a sequence, each with a time of its own; in the last step, if they grow."""
         self.position = sampler.position
         self.capacity = self._capacity(share // config.accumulate)
 
+    def end_at(self, step: int, steps: int) -> None:
+        """From this step on, the total number of steps is another one."""
+        self._ends = [*self._ends, (step, steps)]
+
+    def steps_at(self, step: int) -> int:
+        """The total number of steps that is planned at step 0, 1, ..."""
+        return next(steps for first, steps in reversed(self._ends) if first <= step)
+
     def highest_time(self, step: int) -> float:
         """The highest time of step 0, 1, ...; it changes linearly from the first step to the last."""
         first, last = self.config.highest_time, self.config.last_highest_time
-        return first if last is None else first + (last - first) * min(1.0, step / max(1, self.steps - 1))
+        return first if last is None else first + (last - first) * min(1.0, step / max(1, self.steps_at(step) - 1))
 
     def method_at(self, step: int) -> Method:
         """The method, in the blocks of step 0, 1, ..."""
         if self.method.block is None or self.adapt.first_block is None:
             return self.method
         sizes = block_sizes(self.adapt, self.method.block)
-        growing = self.adapt.growth * self.steps
+        growing = self.adapt.growth * self.steps_at(step)
         stage = len(sizes) - 1 if step >= growing else int((len(sizes) - 1) * step / growing)
         return replace(self.method, block=sizes[stage])
 
     def visible_at(self, step: int, length: int) -> torch.Tensor | None:
         """[L, L] bool, which keys a query attends to at a step, while attention is annealed from causal to full."""
-        share = (step + 1) / (self.adapt.anneal * self.steps) if self.adapt.anneal > 0 else 1.0
+        share = (step + 1) / (self.adapt.anneal * self.steps_at(step)) if self.adapt.anneal > 0 else 1.0
         if share >= 1.0:
             return None
         generator = torch.Generator().manual_seed(derived_seed(self.sampler.seed, step, ATTENTION))
@@ -156,7 +165,7 @@ class NoisingSampler:
         """
         total, length = (1 + self.config.complementary) * self.sampler.batch_size, len(self.sampler.dataset[0])
         sequences, total, length = sequences * self.blocks, total * self.blocks, length // self.blocks
-        low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps))
+        low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps_at(0)))
         times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)
         if share.mean() > 0.75:
