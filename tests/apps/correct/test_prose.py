@@ -44,6 +44,13 @@ def left(text, syntax):
         ("python", '"""A b.\n\nArgs\n    code (code): c d.\n\n    >>> code\n"""\n', "A b Args c d"),
         ("javascript", "code(code) // a b\n/** @param {code} code c d */ const code = 'ee ff';", "a b c d ee ff"),
         ("c", "let code = \"a bb cc\"; // it's b\nlet code = 'c'; /* d */", "a bb cc it's b d"),
+        (
+            "go",
+            'code := `aa "bb` + \'"\' // a b\ntype code struct { code int `code:"code" code:"code"` }',
+            "aa bb a b",
+        ),
+        ("rust", "fn code<'a, 'b>(code: &'a code, code: &'b code) {} // a b", "a b"),
+        ("rust", "code = '\"'; code = '\\''; code = '\\u{2019}'; code = r#\"aa \"bb\" cc\"#; /// d", '#"aa bb cc"# d'),
         ("shell", "code: code # a b\nurl: http://code#code\n", "a b"),
         ("css", ".code { code: code; } /* a b */", "a b"),
         ("dashes", "select code -- a b\n", "a b"),
@@ -54,7 +61,15 @@ def test_everything_except_prose_is_masked(syntax, text, prose):
 
 
 def test_the_suffix_determines_the_syntax():
-    names = {"a.py": "python", "b.RS": "c", "c.md": "markdown", "Makefile": "shell", "d.txt": None, "e.unknown": None}
+    names = {
+        "a.py": "python",
+        "b.RS": "rust",
+        "b.go": "go",
+        "c.md": "markdown",
+        "Makefile": "shell",
+        "d.txt": None,
+        "e.unknown": None,
+    }
     assert {name: syntax_of(name) for name in names} == names
 
 

@@ -28,7 +28,9 @@ _SYNTAXES = {
     "html": "html htm xhtml xml svg vue",
     "tex": "tex sty cls ltx",
     "python": "py pyi pyx pxd",
-    "c": "c h cc cpp cxx hh hpp hxx cs java kt kts scala swift go rs dart zig proto m mm glsl cu cuh php",
+    "c": "c h cc cpp cxx hh hpp hxx cs java kt kts scala swift dart zig proto m mm glsl cu cuh php",
+    "go": "go",
+    "rust": "rs",
     "javascript": "js jsx mjs cjs ts tsx mts cts",
     "css": "css scss less",
     "shell": "sh bash zsh fish pl pm rb r jl ex exs nim cmake mk yaml yml toml ini cfg conf dockerfile makefile",
@@ -314,12 +316,16 @@ def _tex(text: str) -> str:
 _STRING = r'"(?:[^"\\\n]|\\.)*"' + "|" + r"'(?:[^'\\\n]|\\.)*'"
 _C_COMMENT = r"//[^\n]*|/\*.*?\*/"
 _HASH_COMMENT = r"(?:(?<=\s)|(?<![^\n]))\#[^\n]*"
+_CHARACTER = r"'(?:[^'\\\n]|\\[^\n]{1,10}?)'"
 _LEXERS = {
     "python": (
         rf'(?P<comment>\#[^\n]*)|(?P<string>(?:\b[A-Za-z]{{1,2}})?(?:"""(?:[^\\]|\\.)*?"""'
         rf"|'''(?:[^\\]|\\.)*?'''|{_STRING}))"
     ),
     "c": rf"(?P<comment>{_C_COMMENT})|(?P<string>{_STRING})",
+    "go": rf"(?P<comment>{_C_COMMENT})|(?P<code>{_CHARACTER}|`\w+:\"[^`]*`)|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|`[^`]*`)",
+    "rust": rf"(?P<comment>{_C_COMMENT})|(?P<code>b?{_CHARACTER}|'\w+)|"
+    r'(?P<string>\b(?:b|c)?r(?P<hashes>\#*)".*?"(?P=hashes)|"(?:[^"\\]|\\.)*")',
     "javascript": rf"(?P<comment>{_C_COMMENT})|(?P<string>{_STRING}|`(?:[^`\\]|\\.)*`)",
     "css": r"(?P<comment>/\*.*?\*/)|(?P<string>)(?!)",
     "shell": rf"(?P<comment>{_HASH_COMMENT})|(?P<code>{_STRING})|(?P<string>)(?!)",
