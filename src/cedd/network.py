@@ -78,6 +78,8 @@ class Capabilities:
     """In block diffusion clean tokens attend to those up to their own position only, not to all of their block."""
     causal: bool = False
     """The outputs at a position depend on the positions up to it only, as autoregressive methods need."""
+    optional_start: bool = False
+    """A causal network that reads the start symbol only if a text has no prompt."""
     time_conditioned: bool = True
     """Outputs depend on sigma, not on x_t alone."""
     token_times: bool = False

@@ -72,6 +72,27 @@ def test_the_start_token_is_read_once(model: cedd.LanguageModel, tmp_path: Path)
     assert all(word.startswith("w") or word in ("user", "assistant") for word in answer.split())
 
 
+def test_a_prompt_is_read_without_a_start_token_where_the_tokenizer_adds_none(tmp_path: Path) -> None:
+    """As by the original: `add_bos_token` of tokenizer_config.json is false for Qwen."""
+    folder = published(tmp_path / "qwen2", "qwen2", TEMPLATE.removeprefix("{{ bos_token }}"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    plain_llama.save_file(plain_llama.random_weights("qwen2", 9), folder / "model.safetensors")
+    cedd.import_model(folder, device="cpu").save_pretrained(tmp_path / "saved")
+    model = cedd.load(tmp_path / "saved", device="cpu")
+    expected = model.tokenizer.decode(greedy(model, [4, 7, 8], 10))
+    assert expected != model.tokenizer.decode(greedy(model, [BOS, 4, 7, 8], 10))
+    assert model.chat("w7 w8", length=10, temperature=0) == [expected]
+    (found,) = model.log_likelihood("w7 w8", [" w9 w10"])
+    logits = model.original_logits(torch.tensor([[7, 8, 9, 10]]))[0].double().log_softmax(-1)
+    assert float(found) == pytest.approx(float(logits[1, 9] + logits[2, 10]), abs=1e-5)
+    # Without a prompt the start token is read.
+    texts = model.generate(4, length=3, temperature=0, seed=1)
+    assert model.tokenizer.encode(texts[0])[0] == greedy(model, [BOS], 1)[0]
+    spoken = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert spoken["add_bos_token"] is False
+
+
 def test_texts_of_a_batch_end_by_themselves(model: cedd.LanguageModel) -> None:
     together = model.generate(12, length=14, until_end=True, seed=5)
     assert len({len(text.split()) for text in together}) > 1

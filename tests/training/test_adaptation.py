@@ -246,10 +246,10 @@ def test_growth_follows_an_end_that_moves(config: Make, parent: cedd.LanguageMod
     made = Trainer(wanted, ALONE, Console(quiet=True), Shortened())
     step = made.train_step.step
 
-    def observed(batch: Any, *more: Any) -> Any:
+    def observed(batch: Any, stop: bool = False) -> Any:
         part = batch.parts[0]
         seen[batch.step] = (L // part.sigma.shape[1] if part.in_blocks else L, part.visible is None)
-        return step(batch, *more)
+        return step(batch, stop)
 
     made.train_step.step = observed
     assert made.run().step == 20

@@ -56,6 +56,8 @@ class Tokenizer(ABC):
     """Whether the space before a word is part of the word's first token, and rarely a token by itself."""
     lossless: bool = True
     """Whether decoding restores the text."""
+    adds_bos: bool = True
+    """Whether an autoregressive network reads the token that begins a document before a prompt."""
 
     @property
     def bos_id(self) -> int | None:
@@ -763,6 +765,7 @@ class JSONTokenizer(Tokenizer):
         mask: the id of the mask in the original network, where the tokenizer has one.
         chat_template: a Jinja template of messages.
         variables: variables of the template, such as bos_token.
+        adds_bos: whether an autoregressive network reads the token that begins a document before a prompt.
     """
 
     kind = "tokenizer.json"
@@ -778,6 +781,7 @@ class JSONTokenizer(Tokenizer):
         mask: int | None = None,
         chat_template: str | None = None,
         variables: Mapping[str, str] | None = None,
+        adds_bos: bool = True,
     ) -> None:
         import tokenizers  # slow to import, and few need it
 
@@ -796,7 +800,7 @@ class JSONTokenizer(Tokenizer):
                 f"the tokenizer {name} has ids up to {largest}, and the network has {vocab_size} tokens: it is another "
                 "network's"
             )
-        self.bos, self.stops, self.mask_token = bos, tuple(stops), mask
+        self.bos, self.stops, self.mask_token, self.adds_bos = bos, tuple(stops), mask, adds_bos
         self.chat_template, self.variables = chat_template, dict(variables or {})
         self.eos_id = self.stops[0] if self.stops else None
         added = self._tokenizer.get_added_tokens_decoder()
@@ -859,6 +863,7 @@ class JSONTokenizer(Tokenizer):
             mask=ids.get(variables.get("mask_token", "")),
             chat_template=template,
             variables=variables,
+            adds_bos=config.get("add_bos_token") is not False,
         )
 
     @property
@@ -964,6 +969,7 @@ class JSONTokenizer(Tokenizer):
             "mask": self.mask_token,
             "chat_template": self.chat_template,
             "variables": self.variables,
+            "adds_bos": self.adds_bos,
         }
 
     def definition(self) -> JSONObject:
@@ -974,7 +980,8 @@ class JSONTokenizer(Tokenizer):
         atomic_write(Path(folder) / BPE_FILE, json.dumps(self.content, ensure_ascii=False).encode("utf-8"))
         template = {} if self.chat_template is None else {"chat_template": self.chat_template}
         kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        write_json(Path(folder) / "tokenizer_config.json", {**kind, **self.variables, **template}, indent=2)
+        adds = {} if self.adds_bos else {"add_bos_token": False}
+        write_json(Path(folder) / "tokenizer_config.json", {**kind, **adds, **self.variables, **template}, indent=2)
         write_json(Path(folder) / HEADER_FILE, self._header() | {"settings": self._settings()})
 
 

@@ -396,9 +396,11 @@ class TextLikelihoods:
         process, dynamics = self.loaded.process, self.loaded.method.dynamics
         network = Network.of(self.loaded.model, process.vocab_size, self.loaded.device)
         x0 = torch.cat([context, piece])[None].to(network.device)
-        places = Places(torch.arange(len(context), x0.shape[1], device=network.device))
+        skipped = int(len(context) > 0 and capabilities_of(self.loaded.model).optional_start)
+        inputs = dynamics.network_input(x0, x0, process)[:, skipped:]
+        places = Places(torch.arange(len(context) - skipped, inputs.shape[1], device=network.device))
         with evaluating(self.loaded.model):
-            rows = network.rows(dynamics.network_input(x0, x0, process), torch.zeros(1, device=network.device), places)
+            rows = network.rows(inputs, torch.zeros(1, device=network.device), places)
             return rows.map(lambda outputs, _: outputs.double()).cpu()
 
     def _exact(self, context: Tensor, piece: Tensor) -> LogLikelihood:

@@ -435,6 +435,7 @@ class Llama(Backbone):
             attention=True,
             causal_past=self.options.causal_past,
             causal=self.is_causal and not self.options.shift,
+            optional_start=self.options.optional_start,
             time_conditioned=False,
             token_times=True,
             any_length=True,

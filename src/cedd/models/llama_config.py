@@ -82,6 +82,8 @@ class LlamaConfig(LlamaOptions):
     vocab_size: int
     has_mask: bool
     """Whether the input may contain the mask, token V."""
+    optional_start: bool = False
+    """Of an autoregressive network: the start token is read only if a text has no prompt."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "length", "width", "depth", "heads", "key_heads", "head_width", "mlp_width", "block")

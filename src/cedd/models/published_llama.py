@@ -357,6 +357,7 @@ class LlamaFamily:
             **self._sizes(description),
             vocab_size=V,
             has_mask=row is not None,
+            optional_start=self.method == "ar" and not made.adds_bos,
             mask_row=row,
             attention=self.attention,  # type: ignore[arg-type]
             block=self._block(description),
@@ -725,6 +726,7 @@ def import_gguf(
             stops=stops,
             chat_template=file.value("tokenizer.chat_template"),
             variables=variables,
+            adds_bos=file.value("tokenizer.ggml.add_bos_token", True) is not False,
         )
 
     made = family.load(file, description, fitting, device=device, dtype=dtype)

@@ -8,6 +8,7 @@ Keys and values are cached if the network supports it (`Capabilities.cache`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -53,7 +54,8 @@ class NextToken(Sampler):
         x = run.start(lambda: torch.full(run.shape, start, dtype=torch.int64, device=device))
         first, numbers = torch.arange(batch, device=device) * length, run.uniform(Use.TARGET)
         run.show(0, 1.0, x)
-        next_outputs = _next_outputs(run.network, batch, length)
+        skipped = int(known > 0 and capabilities_of(run.network.model).optional_start)
+        next_outputs = _next_outputs(run.network, batch, length, skipped)
         stop = torch.tensor(run.options.stop, dtype=torch.int64, device=device)
         ended = torch.zeros(batch, dtype=torch.bool, device=device)
         for i in range(known, length):
@@ -71,11 +73,12 @@ class NextToken(Sampler):
         return x
 
 
-def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor, int], Tensor]:
-    """(inputs [B, L], i) -> the outputs at position i, [B, V], to be called for i in increasing order."""
+def _next_outputs(network: Network, batch: int, length: int, skipped: int) -> Callable[[Tensor, int], Tensor]:
+    """(inputs [B, L], i) -> the outputs at position i, [B, V], to be called for i in increasing order. The network
+    does not read the first `skipped` inputs."""
     model, device = network.model, network.device
     if has_cache(model) and capabilities_of(model).causal and network.home == device:
-        cache, head, seen = model.new_cache(batch, length), FullPrecisionHead(model.head), 0
+        cache, head, seen = model.new_cache(batch, length), FullPrecisionHead(model.head), skipped
 
         def continued(inputs: Tensor, i: int) -> Tensor:
             nonlocal seen
@@ -87,9 +90,11 @@ def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor
         return continued
 
     sigma, first = torch.zeros(batch, device=device), torch.arange(batch, device=device) * length
+    unrestricted = replace(network, only=None)
 
     def anew(inputs: Tensor, i: int) -> Tensor:
         # The network is causal, so positions to the right of i have no effect.
-        return network.rows(inputs, sigma, Places(first + i)).map(lambda outputs, _: outputs)
+        rows = unrestricted.rows(inputs.roll(-skipped, 1), sigma, Places(first + i - skipped))
+        return network.possible(rows.map(lambda outputs, _: outputs), first + i)
 
     return anew

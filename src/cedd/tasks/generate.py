@@ -14,6 +14,7 @@ from torch import Tensor
 from cedd.constraints import Language
 from cedd.data.tokenizers import JSONTokenizer
 from cedd.models.loaded_model import LoadedModel
+from cedd.network import capabilities_of
 from cedd.samplers import Constraint, SamplingOptions
 from cedd.samplers.random_numbers import check_shape
 from cedd.tasks.template import Blank, Given, Template
@@ -48,7 +49,7 @@ def chat_template(loaded: LoadedModel, messages: str | Messages, length: int | N
     if not said or any(not isinstance(one.get(part), str) for one in said for part in ("role", "content")):
         raise ValueError("messages must be a list of at least one {'role': text, 'content': text}")
     ids = tokenizer.encode_chat(said)
-    if len(ids) and ids[0] == _start_row(loaded):  # the network reads it before every text
+    if len(ids) and ids[0] == _start_row(loaded):  # the network reads it anyway
         ids = ids[1:]
     room = loaded.length - len(ids)
     if room < 1 and not loaded.writes_blocks:
@@ -60,10 +61,12 @@ def chat_template(loaded: LoadedModel, messages: str | Messages, length: int | N
 
 
 def _start_row(loaded: LoadedModel) -> int | None:
-    """The row of the embedding that the network reads before every text, if there is one."""
+    """The row of the embedding that the network reads before every prompt, if there is one."""
     options = getattr(loaded.model, "options", None)
     row = getattr(options, "start_row", None)
-    return row if loaded.method.dynamics.noisy else getattr(options, "mask_row", row)
+    if loaded.method.dynamics.noisy:
+        return row
+    return None if capabilities_of(loaded.model).optional_start else getattr(options, "mask_row", row)
 
 
 def generate_ids(

@@ -641,6 +641,7 @@ def adapted(arguments: JSONMapping, adapt: AdaptConfig, block: int | None) -> JS
         "causal_past": block is not None and adapt.causal_past,
         "shift": adapt.shift,
         "start_row": start if adapt.shift and starts else None,
+        "optional_start": False,
         "mask_row": adapt.mask_id,
     }
 
