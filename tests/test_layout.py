@@ -168,6 +168,24 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     assert not wrong
 
 
+def test_only_programs_filter_warnings_for_the_whole_process() -> None:
+    """`cli` may; elsewhere filters are inside `with warnings.catch_warnings()`."""
+    calls = {"filterwarnings", "simplefilter"}
+
+    def found(tree: ast.AST) -> set[int]:
+        return {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in calls}
+
+    wrong: dict[str, set[int]] = {}
+    for path in source_files():
+        source = path.read_text("utf-8")
+        if part_of(path) != "cli" and any(call in source for call in calls):
+            blocks = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.With)]
+            inside = [found(one) for one in blocks if "catch_warnings" in ast.unparse(one.items[0])]
+            if lines := found(ast.parse(source)).difference(*inside):
+                wrong[str(path.relative_to(SOURCE))] = lines
+    assert not wrong
+
+
 def test_there_is_no_utils_module() -> None:
     assert not [path for path in source_files() if "utils" in path.relative_to(SOURCE).with_suffix("").parts]
 

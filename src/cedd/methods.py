@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cedd.block_layout import blocks_of, check_block
 from cedd.dynamics import BOUNDS, Causal, Dynamics, Flow, Reversal
@@ -210,6 +210,8 @@ def model_first(usage: str) -> Callable[[Callable[Arguments, Result]], Callable[
                 raise TypeError(f"the first argument is a {type(args[0]).__name__}; call {usage}")
             if len(args) > 1 and not isinstance(args[1], TokenProcess):
                 raise TypeError(f"the second argument must be a process (got {type(args[1]).__name__}); call {usage}")
+            if isinstance(getattr(args[0], "model", None) if args else None, nn.Module) and not callable(args[0]):
+                raise TypeError(f"the first argument is a {type(args[0]).__name__}; give its network, `.model`")
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:

@@ -1,10 +1,15 @@
 """A network of the user's own through every command: docs/examples/add_architecture.py."""
 
 import json
+import os
+import warnings
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
+import cedd
 from cedd.apps.report.commands import train_command
 from cedd.cli import main
 from cedd.cli.arguments import parse
@@ -83,6 +88,22 @@ def test_every_command_takes_it(run: Path, texts: Path, tmp_path: Path, capsys: 
         forget()
     assert f'architecture="{NAME}"' in (exported / "README.md").read_text("utf-8")
     assert main(["sample", str(exported), "--steps", "2", "--device", "cpu", *OWN]) == 0
+
+
+def test_its_folder_is_read_from_python(run: Path, texts: Path) -> None:
+    """And the caller's random numbers and warnings stay as they were."""
+    data, options = texts / "words.txt", dict[str, Any](draws=2, max_sequences=4)
+    before = torch.get_rng_state(), list(warnings.filters), dict(os.environ), torch.get_num_threads()
+    with pytest.raises(ValueError, match="architecture='docs"):
+        cedd.evaluate(run, data, device="cpu", **options)
+    result = cedd.evaluate(run, data, device="cpu", architecture=NAME, **options)
+    assert repr(result).startswith(f"EvaluationResult(perplexity per token, {run}: tight {result.perplexity:.4g} [")
+    model = cedd.load(run, "cpu", NAME)
+    with pytest.raises(TypeError, match="a LanguageModel; give its network"):
+        cedd.loss(cast(Any, model), model.process, torch.zeros(2, 12, dtype=torch.int64), method=model.method)
+    after = torch.get_rng_state(), list(warnings.filters), dict(os.environ), torch.get_num_threads()
+    assert torch.equal(after[0], before[0])
+    assert after[1:] == before[1:]
 
 
 def test_it_is_served(run: Path) -> None:

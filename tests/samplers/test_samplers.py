@@ -206,6 +206,13 @@ def test_an_exclusion_leaves_something_to_draw(exclude):
         sample(Table(process, 2), process, (1, 2), method="cedd", exclude=exclude)
 
 
+@pytest.mark.parametrize("exclude", ["e", ["e"], [1.5]])
+def test_an_exclusion_is_of_token_ids(exclude):
+    process = cedd.absorb(4)
+    with pytest.raises(ValueError, match="exclude takes token ids"):
+        sample(Table(process, 2), process, (1, 2), method="cedd", exclude=exclude)
+
+
 @pytest.mark.parametrize("process", [cedd.absorb(4), cedd.uniform(4)])
 def test_an_exclusion_leaves_something_of_what_alone_may_be_drawn(process):
     held = Fixed(torch.zeros(2, dtype=torch.int64), torch.tensor([False, False]), only_at([True, False], [1, 3], 4))

@@ -733,6 +733,8 @@ def test_a_network_of_your_own_is_a_model():
         assert len(text) == 16
         assert float(model.perplexity("abcd abcd")) == pytest.approx(tokenizer.vocab_size, rel=0.01)
         assert model.to("cpu") is model
+        with pytest.raises(ValueError, match="invalid device: 'gpu'; use auto"):
+            model.to("gpu")
     assert calls
     with pytest.raises(ValueError, match="network, process and tokenizer have"):
         cedd.LanguageModel.from_network(network, cedd.absorb(4), "cedd", tokenizer)

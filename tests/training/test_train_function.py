@@ -1,6 +1,7 @@
 """`cedd.train` and `cedd.TrainConfig`: training from Python."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ class Records(cedd.Hooks):
 
 def test_training_returns_the_model_of_the_run(config: Callable[..., cedd.TrainConfig]) -> None:
     wanted, hooks = config("run", {"steps": 3}), Records()
+    before = torch.get_rng_state()
     model = cedd.train(wanted, hooks=hooks, console=QUIET)
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers go on as without a run
     assert isinstance(model, cedd.LanguageModel)
     assert model.training_result is not None
     assert (model.training_result.step, model.training_result.finished) == (3, True)
@@ -49,6 +52,15 @@ def test_an_architecture_of_ones_own_is_imported(
     del ARCHITECTURES[NAME]
     with pytest.raises(ValueError, match="add --architecture"):  # the folder that it starts from may have named it
         cedd.train(config("next", {**changes, "start": str(mine.folder.path)}), console=QUIET)
+
+
+def test_other_arguments_show_what_to_give(config: Callable[..., cedd.TrainConfig]) -> None:
+    wrong: Any = "tiny"
+    with pytest.raises(TypeError, match=r"needs a TrainConfig, such as TrainConfig.preset\("):
+        cedd.train(wrong)
+    given: Any = torch.nn.Linear
+    with pytest.raises(TypeError, match=r"architecture must be a name, here 'torch\.nn\.modules\.linear:Linear'"):
+        cedd.train(replace(config("run", {}), architecture=given))
 
 
 def test_a_preset_with_other_settings() -> None:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -164,7 +165,10 @@ def with_current_folder(name: str) -> bool:
 
 
 def _prepare() -> None:
-    """Set environment variables for libraries that are not imported yet."""
+    """Set environment variables for libraries that are not imported yet, and filter a warning of theirs."""
+    # The only float32 products of compiled networks are in the embedding of the noise level. They are small, and TF32
+    # would be imprecise.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # no messages about retries
     if "OMP_WAIT_POLICY" not in os.environ:
         # Set before torch starts its threads: waiting threads soon sleep. By default they spin for a millisecond or

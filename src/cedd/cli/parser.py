@@ -27,11 +27,31 @@ from cedd.storage import expanded
 SYNONYMS: Mapping[str, str] = {
     "lr": "rate",
     "learning-rate": "rate",
+    "wd": "weight-decay",
+    "warmup-steps": "warmup",
+    "warmup-iters": "warmup",
     "batch-size": "size",
+    "bs": "size",
+    "batch": "size",
+    "layers": "depth",
+    "num-layers": "depth",
+    "n-layers": "depth",
+    "n-layer": "depth",
+    "hidden-size": "width",
+    "n-embd": "width",
+    "eval-every": "every",
+    "eval-interval": "every",
+    "eval-steps": "every",
+    "ema-decay": "ema",
     "grad-clip": "clip",
+    "max-grad-norm": "clip",
+    "gradient-clipping": "clip",
     "gradient-accumulation-steps": "accumulate",
     "max-steps": "steps",
     "num-steps": "steps",
+    "max-iters": "steps",
+    "epochs": "steps",
+    "num-epochs": "steps",
     "num-samples": "n",
     "temp": "temperature",
     "block-size": "length",
@@ -41,6 +61,7 @@ SYNONYMS: Mapping[str, str] = {
     "output": "out",
     "output-dir": "out",
     "save-every": "checkpoint-every",
+    "save-steps": "checkpoint-every",
 }
 """Names of options in other programs, with the last part of the name here."""
 
@@ -314,7 +335,7 @@ def _is_number(word: str) -> bool:
 def _meant(name: str, names: Sequence[str]) -> str:
     """A suggestion for an unknown option, as the end of an error message."""
     bare = name.lstrip("-").replace("_", "-").lower()
-    last = SYNONYMS.get(bare, bare)
+    last = SYNONYMS.get(bare.split(".")[-1], bare)
     same = [one for one in names if one.lstrip("-") == last or one.split(".")[-1] == last]
     near = same[0] if same else nearest(f"--{bare}", names, cutoff=0.75)
     if near is not None:

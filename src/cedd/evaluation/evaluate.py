@@ -35,6 +35,7 @@ from cedd.evaluation.perplexity import (
     read_blocks,
 )
 from cedd.evaluation.tokens import save_tokens, token_nats
+from cedd.models.architectures import Architecture
 from cedd.models.folder import ModelFolder, load_folder
 from cedd.models.loaded_model import LoadedModel
 from cedd.names import changed
@@ -70,6 +71,15 @@ class EvaluationResult:
     device: str
     seconds: float
     blocks: Sequence[Tensor] = ()
+
+    def __repr__(self) -> str:
+        figures = (
+            f"{one.folder.name}: {name} {found.perplexity:.4g} [{found.perplexity_ci95[0]:.4g}, "
+            f"{found.perplexity_ci95[1]:.4g}]"
+            for one in self.evaluations
+            for name, found in one.bounds.items()
+        )
+        return f"{type(self).__name__}(perplexity per token, {'; '.join(figures)})"
 
     @property
     def perplexity(self) -> float:
@@ -254,6 +264,7 @@ def evaluate(
     device: str = "auto",
     progress: Callable[[str], AbstractContextManager[Progress]] | None = None,
     same_sequences: bool = False,
+    architecture: Architecture | None = None,
     **options: Any,
 ) -> EvaluationResult:
     """Bound the perplexity of a model on a text, with 95% intervals; or of several models, with paired differences.
@@ -271,6 +282,7 @@ def evaluate(
         progress: makes a context manager from the name of a model; it yields a callable that takes the evaluations done
             and planned.
         same_sequences: refuse models that read different sequences.
+        architecture: the class of your own network, or package:Class, if models are given by their folders.
         options: fields of `cedd.evaluation.options.EvaluationOptions`: bound, draws, max_sequences, seed, ...
     """
     asked = changed(EvaluationOptions(), options, "the options of an evaluation")
@@ -284,7 +296,7 @@ def evaluate(
         if asked.checkpoint is not None:
             raise ValueError("--checkpoint keeps the orders of one model; evaluate the models one by one")
     place = pick_device(device)
-    folders = [at_length(_folder(one, place), asked.length) for one in given]
+    folders = [at_length(_folder(one, place, architecture), asked.length) for one in given]
     _refuse_options_of_noise(folders, asked)
     for folder in folders:
         check_bound_of(folder, asked.bound)
@@ -338,10 +350,10 @@ def _refuse_options_of_noise(folders: Sequence[ModelFolder], options: Evaluation
             raise ValueError(f"--{shown} has no effect on an autoregressive model, whose likelihood is exact")
 
 
-def _folder(model: AnyTrainedModel, device: torch.device) -> ModelFolder:
+def _folder(model: AnyTrainedModel, device: torch.device, architecture: Architecture | None = None) -> ModelFolder:
     if isinstance(model, LoadedModel):
         return model.folder
-    return model if isinstance(model, ModelFolder) else load_folder(model, device)
+    return model if isinstance(model, ModelFolder) else load_folder(model, device, architecture)
 
 
 def at_length(folder: ModelFolder, length: int | None) -> ModelFolder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch._functorch.config as functorch_config
@@ -16,8 +15,6 @@ def compile_stack(stack: nn.Module, *args: Any, **options: Any) -> None:
     block. The compiler's setting is global, so it is changed only during the module's calls, in which compilation
     happens.
     """
-    # The only float32 products are in the embedding of the noise level. They are small, and TF32 would be imprecise.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     stack.compile(*args, **{"fullgraph": True, **options})
     compiled = stack._compiled_call_impl
     assert compiled is not None

@@ -6,7 +6,7 @@ The folder of a training run is a model folder too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -212,8 +212,9 @@ def load_folder(
         _check_vocabulary(network["vocab_size"], process, tokenizer)
     form = stored_form(folder, config)  # before anything is allocated
     with reading(folder / CONFIG_FILE):
-        # Code outside the package may initialize more than what the file overwrites.
-        with SkipInitialization() if kind.__module__.startswith("cedd.") else nullcontext():
+        # Code outside the package may initialize more than what the file overwrites. Its random numbers are not those
+        # of the caller.
+        with SkipInitialization() if kind.__module__.startswith("cedd.") else torch.random.fork_rng([]):
             model = build_network(config["architecture"], network, architecture)
         _check_sizes(model, process, tokenizer, length)
         for section in ("sampling", "correction"):

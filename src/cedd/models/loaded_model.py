@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cedd.data.text import never_written
 from cedd.data.tokenizers import Tokenizer
+from cedd.device import pick_device
 from cedd.methods import Method
 from cedd.models.backbone import Backbone
 from cedd.models.folder import ModelFolder
@@ -68,8 +69,8 @@ class LoadedModel:
         return f"{type(self).__name__}({self.name}, V={self.process.vocab_size}, length={self.length})"
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the network to a device; returns the model itself."""
-        self.device = torch.device(device)
+        """Move the network to a device (auto, cpu, cuda, cuda:1, mps); returns the model itself."""
+        self.device = pick_device(device)
         self.model.to(self.device)
         self._graphs.clear()
         self._blocks = None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -85,6 +86,8 @@ def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tens
 
 def check_excluded(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     """Excluded tokens in order; raises a ValueError if they are not tokens, or if none is left."""
+    if isinstance(tokens, str) or not all(isinstance(token, Integral) for token in tokens):
+        raise ValueError(f"exclude takes token ids, as in tokenizer.encode(text) (got {tokens!r})")
     excluded = tuple(sorted(set(tokens)))
     if excluded and not (excluded[0] >= 0 and excluded[-1] < vocab_size and len(excluded) < vocab_size):
         raise ValueError(

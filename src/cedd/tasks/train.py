@@ -25,6 +25,11 @@ def train(config: TrainConfig, *, hooks: Hooks | None = None, console: Console |
         hooks: an object whose methods are called during training.
         console: where messages are printed; standard error by default.
     """
+    if not isinstance(config, TrainConfig):
+        raise TypeError('a training run needs a TrainConfig, such as TrainConfig.preset("tiny", data=..., out=...)')
+    if isinstance(config.architecture, type):
+        own = config.architecture
+        raise TypeError(f"architecture must be a name, here '{own.__module__}:{own.__qualname__}' (got the class)")
     if ":" in config.architecture and config.architecture not in ARCHITECTURES and config.start is None:
         import_architecture(config.architecture)
     result = run_training(config, console, hooks)

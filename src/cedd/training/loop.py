@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 
+import torch
 from rich.console import Console
 
 from cedd.data.batches import BatchSampler, Prefetcher
@@ -103,12 +104,15 @@ def switch_threads_often() -> None:
 
 
 def run_training(config: TrainConfig, console: Console | None = None, hooks: Hooks | None = None) -> TrainResult:
-    """Run, or resume, the training of a configuration, without loading its model (`cedd.train` does)."""
+    """Run, or resume, the training of a configuration, without loading its model (`cedd.train` does).
+
+    The caller's random number generators of torch are left as they were.
+    """
     config = replace(config, out=expanded(config.out))
     config.check()
     config = replace(config, method=get_method(config.method).name)
     console = console or Console(stderr=True)
-    with joined_ranks(config.device) as ranks:
+    with joined_ranks(config.device) as ranks, torch.random.fork_rng([ranks.device] * (ranks.device.type == "cuda")):
         return Trainer(config, ranks, console if ranks.is_first else Console(quiet=True), hooks).run()
 
 
