@@ -295,6 +295,7 @@ def in_chunks(head: VocabularyHead, features, row_loss, args, weights):
 def test_fused_row_losses_are_compiled_and_equal():
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
+    limit = torch._dynamo.config.cache_size_limit
     head = VocabularyHead(WIDTH, 33).double()
     torch.nn.init.normal_(head.weight)
     features = torch.randn(20, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -315,6 +316,7 @@ def test_fused_row_losses_are_compiled_and_equal():
         in_chunks(head, features[:rows], score_like, (targets[:rows], rate[:rows]), rate[:rows])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.config.cache_size_limit == limit  # raised for these calls only
 
 
 def twins_agree(device, dtype, shape, gradient, shifted):

@@ -291,16 +291,16 @@ def _differentiated(
 
 @functools.cache
 def _compiled_differentiated() -> RowPass:
-    from torch._dynamo import config as dynamo  # takes seconds to import
-
-    # One entry for each row loss, with and without gradient, for one and for any number of rows: a process that
-    # compares several methods passes the usual limit of 8, beyond which nothing is compiled any more.
-    dynamo.cache_size_limit = max(dynamo.cache_size_limit, 64)
     return torch.compile(_differentiated)
 
 
 def _fused_pass(row_loss: RowLoss, *arguments: Any) -> Tensor:
-    return _compiled_differentiated()(row_loss, *arguments)
+    from torch._dynamo import config as compiler  # takes seconds to import
+
+    # One entry for each row loss, with and without gradient, for one and for any number of rows: a process that
+    # compares several methods passes the usual limit of 8, beyond which nothing is compiled any more.
+    with compiler.patch(cache_size_limit=max(compiler.cache_size_limit, 64)):
+        return _compiled_differentiated()(row_loss, *arguments)
 
 
 def cross_entropy_pass(
