@@ -1,15 +1,18 @@
 """Sampling block by block: the law of every sampler inside a block, exact caches, windows, prompts, ends of texts."""
 
-import gc
 import itertools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cedd
 from cedd.block_layout import FinishedText, GivenPast, InBlocks
@@ -32,7 +35,7 @@ from cedd.samplers import (
     time_grid,
 )
 from cedd.samplers.blocks import first_of_window
-from cedd.samplers.graphs import GraphedBlocks, _Recording
+from cedd.samplers.graphs import GraphedBlocks, _capture_stream, _NextBlock, _Recording, capture
 from cedd.samplers.guidance import mixed
 from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.options import default_steps
@@ -363,7 +366,7 @@ def test_a_callback_sees_texts_grow(deterministic: bool) -> None:
 
 
 def replayed(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: Any) -> _Recording:
-    """What a CUDA graph does: the same operations on the same tensors, without the Python around them."""
+    """What a CUDA graph does: the same operations on the same tensors, whose results are overwritten."""
     del pool
     outputs = tuple(one.clone() for one in function(*inputs))
 
@@ -372,6 +375,12 @@ def replayed(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, 
             room.copy_(made)
 
     return _Recording(replay, inputs, outputs)
+
+
+def traced(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: Any) -> _Recording:
+    """The same without the Python around the operations: numbers of the first call stay, and reading a tensor on the
+    host is an error."""
+    return replayed(make_fx(function)(*inputs), inputs, pool)
 
 
 @pytest.mark.parametrize(("sampler", "kind"), [("first-hitting", "absorb"), ("analytic", "roulette")])
@@ -384,17 +393,104 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
 
     def capture(function: Any, *inputs: Any) -> _Recording:
         recordings.append(function)
-        return replayed(function, *inputs)
+        return (traced if isinstance(function, _NextBlock) else replayed)(function, *inputs)
 
     graphed: Any = GraphedBlocks(model, torch.float32, capture)
     plain = sample(model, process, (3, 22), **how)
     assert bool((plain == 7).any())
-    for _ in range(2):
+    with torch.inference_mode():  # whose tensors nobody may change afterwards
         assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
-        gc.collect()
-    assert sum(type(function).__name__ == "_NextBlock" for function in recordings) == 1  # one for all blocks and runs
+    assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
+    assert sum(isinstance(function, _NextBlock) for function in recordings) == 1  # one for all blocks and runs
     used = [graphed.new_cache(3, 12) for _ in range(3)]  # none of which shares its memory
     assert len({cache.keys.data_ptr() for cache in used}) == 3
+    freed = weakref.ref(graphed)
+    del graphed
+    assert freed() is None  # with its recordings, before any garbage is collected
+
+
+@pytest.mark.parametrize("fails", ["_NextBlock", "_HeadAnd"])
+def test_sampling_continues_when_a_recording_fails(fails: str) -> None:
+    """The second recording with guidance, or the step of a sampler: the texts are those of the network itself."""
+    model, tried = network(labels=2), list[str]()
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "context": 12, "stop": (7,)}
+    how |= {"label": torch.tensor([0, 1, 1]), "deterministic": False}
+
+    def capture(function: Any, *inputs: Any) -> _Recording:
+        tried.append(type(function).__name__)
+        if tried.count(fails) > int(fails == "_NextBlock" and guidance is not None):
+            raise RuntimeError("operation not permitted when stream is capturing\nThis is a long story.")
+        return replayed(function, *inputs)
+
+    for guidance in (None, 2.5):
+        graphed: Any = GraphedBlocks(model, torch.float32, capture)
+        tried.clear()
+        plain = sample(model, MASKS, (3, 22), guidance=guidance, **how)
+        if fails == "_HeadAnd" and guidance is not None:  # guidance records no steps
+            continue
+        with pytest.warns(UserWarning, match=r"slower \(operation not permitted when stream is capturing\)$"):
+            found = sample(graphed, MASKS, (3, 22), guidance=guidance, **how)
+        assert torch.equal(found, plain)
+        count = len(tried)
+        assert torch.equal(sample(graphed, MASKS, (3, 22), guidance=guidance, **how), plain)
+        assert len(tried) == count  # nor tried again, nor warned of
+
+
+def test_an_error_of_the_network_is_not_one_of_its_recording() -> None:
+    unlabelled = GraphedBlocks(network(), torch.float32, replayed)
+    cache, one = unlabelled.new_cache(1, 12), torch.zeros(1)
+    with pytest.raises(ValueError, match="not trained with labels"):
+        unlabelled.next_block(cache, torch.zeros(1, 4).long(), one, label=one.long())
+
+
+def test_recordings_are_on_the_device_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the current one; after a recording that failed, the current stream is what it was."""
+    current, entered = {"device": "cuda:0", "stream": "first"}, list[Any]()
+
+    @contextmanager
+    def change(name: str, value: Any) -> Iterator[None]:
+        before = current[name]
+        current[name] = value
+        try:
+            yield
+        finally:
+            current[name] = before
+
+    @contextmanager
+    def record(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
+        entered.append((current["device"], stream.device))
+        current["stream"] = stream
+        yield  # torch's returns to the stream that was current only if the recording succeeds
+
+    class Stream(SimpleNamespace):
+        def wait_stream(self, other: Any) -> None:
+            assert other.device == self.device
+
+    device = torch.device("cuda:1")
+    own = Stream(device=device)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: change("device", str(device)))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: change("stream", stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: own)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(device=device))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    calls = list[str]()
+
+    def failing(_input: Any) -> tuple[Tensor, ...]:
+        calls.append(current["device"])
+        if len(calls) == 3:
+            raise RuntimeError("not permitted")
+        return ()
+
+    inputs: Any = (SimpleNamespace(device=device),)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture(failing, inputs, None)
+    assert current == {"device": "cuda:0", "stream": "first"}
+    capture(failing, inputs, None)
+    assert calls == ["cuda:1"] * 6
+    assert entered == [("cuda:1", device)] * 2
+    assert current == {"device": "cuda:0", "stream": "first"}
+    _capture_stream.cache_clear()
 
 
 @pytest.mark.parametrize("cache", [True, False])

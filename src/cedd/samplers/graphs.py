@@ -5,6 +5,8 @@ Shapes: S sequences, L positions, D width; R rows.
 
 from __future__ import annotations
 
+import functools
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
@@ -80,17 +82,28 @@ class _Recording:
         return self.outputs
 
 
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings on a device. That of torch is on the device which was current when it was made, and
+    recordings share a pool of memory only on one stream."""
+    return torch.cuda.Stream(device)
+
+
 def capture(function: Callable[..., Outputs], inputs: Outputs, pool: Any) -> _Recording:
-    """Record function(*inputs), of CUDA tensors whose contents may change later."""
+    """Record function(*inputs), of tensors on a CUDA device, not necessarily the current one, whose contents may change
+    later."""
     device = inputs[0].device
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            function(*inputs)
-    torch.cuda.current_stream(device).wait_stream(stream)
-    with recorded_graph(pool=pool) as graph:
-        outputs = function(*inputs)
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                function(*inputs)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
+        # The outer context returns to the current stream if a recording fails, which the inner one does not.
+        with torch.cuda.stream(current), recorded_graph(pool=pool, stream=_capture_stream(device)) as graph:
+            outputs = function(*inputs)
     return _Recording(graph.replay, inputs, outputs)
 
 
@@ -119,10 +132,12 @@ class Recorder:
                 self._pool = torch.cuda.graph_pool_handle()
             while len(self._recorded) >= _MOST_RECORDINGS:
                 del self._recorded[next(iter(self._recorded))]
-            padded = tuple(value.new_zeros(room, *value.shape[1:]) for value, room in zip(inputs, rooms, strict=True))
-            for room, values in zip(padded, inputs, strict=True):
-                room[: len(values)].copy_(values)
-            recording = self._recorded[key] = self._capture(function, padded, self._pool)
+            with _for_later_calls():
+                zeros = zip(inputs, rooms, strict=True)
+                padded = tuple(value.new_zeros(room, *value.shape[1:]) for value, room in zeros)
+                for room, values in zip(padded, inputs, strict=True):
+                    room[: len(values)].copy_(values)
+                recording = self._recorded[key] = self._capture(function, padded, self._pool)
         return recording(inputs)
 
     def of_rows(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
@@ -132,6 +147,45 @@ class Recorder:
         """
         room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
         return None if room is None else self(function, of_rows, [room] * len(of_rows))
+
+
+@contextmanager
+def _for_later_calls() -> Generator[None]:
+    """Tensors made here can be overwritten later: those made in torch's inference mode only within it."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class _HalfPrecision:
+    """A network under autocast to `dtype`, or as it is for None.
+
+    Recorded functions hold this and not what holds their recordings, whose memory is then freed with the last use.
+    """
+
+    model: Any
+    device: torch.device
+    dtype: torch.dtype | None
+
+    @contextmanager
+    def precision(self) -> Generator[None]:
+        # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
+        kind, enabled = self.device.type, self.dtype is not None
+        with torch.no_grad(), torch.autocast(kind, self.dtype, enabled=enabled, cache_enabled=False):
+            yield
+
+    def features(self, x_t: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
+        """Those of the network, not recorded."""
+        with self.precision():
+            return self.model.features(x_t, sigma, **options)
+
+    def outputs_at(self, x_t: Tensor, sigma: Tensor, where: Tensor) -> Outputs:
+        """The features at some places, as they are recorded."""
+        return (self.features(x_t, sigma, where=where),)
+
+    def outputs(self, x_t: Tensor, sigma: Tensor) -> Outputs:
+        """All features, as they are recorded."""
+        return (self.features(x_t, sigma),)
 
 
 class GraphedNetwork:
@@ -148,13 +202,13 @@ class GraphedNetwork:
         self.device = model_device(model)
         if self.device.type != "cuda":
             raise ValueError("CUDA graphs need a model on a CUDA device; use the model itself on the CPU")
-        self._model: Any = _half_precision_copy(model, dtype)
+        self._half = _HalfPrecision(_half_precision_copy(model, dtype), self.device, dtype)
         if compiled:
-            self._model.compile()
+            self._half.model.compile()
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
-        self._dtype, self._length, self._sizes = dtype, length, _buckets(batch)
+        self._length, self._sizes = length, _buckets(batch)
         # A compiled network would be compiled again for each size of `where`.
-        self._takes_places = selects_rows(self._model) and not compiled
+        self._takes_places = selects_rows(self._half.model) and not compiled
         declared = capabilities_of(model)
         self.capabilities = Capabilities(
             features=True,
@@ -173,14 +227,15 @@ class GraphedNetwork:
         are defined, if it is given; the result is overwritten by the next call."""
         size = _room(len(x_t), self._sizes)
         if size is None or x_t.shape[1] != self._length or label is not None:  # labels are not recorded
-            return self._run(x_t, sigma, where, label)[0]
-        inputs, rooms = [x_t, sigma], [size, size]
+            given = {name: value for name, value in {"where": where, "label": label}.items() if value is not None}
+            return self._half.features(x_t, sigma, **given)
+        inputs, rooms, function = [x_t, sigma], [size, size], self._half.outputs
         where = where if self._takes_places else None
         # Few sizes of `where`, because each is recorded for each batch size; otherwise all features are computed.
         rows = None if where is None else _room(len(where), (size * factor for factor in (1, 2, 4, 8, 16)))
         if where is not None and rows is not None and SPARSE * rows <= size * self._length:
-            inputs, rooms = [*inputs, where], [*rooms, rows]
-        return self._recorder(self._run, inputs, rooms)[0][: len(x_t)]
+            inputs, rooms, function = [*inputs, where], [*rooms, rows], self._half.outputs_at
+        return self._recorder(function, inputs, rooms)[0][: len(x_t)]
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
         """Features [S, L, D] at distinct places [R] of the flattened batch, [R, D]."""
@@ -190,19 +245,14 @@ class GraphedNetwork:
         """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it."""
         return self._recorder.of_rows(function, of_rows)
 
-    def _run(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None, label: Tensor | None = None) -> Outputs:
-        # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
-        with torch.no_grad(), torch.autocast("cuda", dtype=self._dtype, cache_enabled=False):
-            given = {name: value for name, value in {"where": where, "label": label}.items() if value is not None}
-            return (self._model.features(x_t, sigma, **given),)
-
 
 class GraphedBlocks:
     """A network that writes blocks, on a CUDA device: a block after its cache is recorded as a CUDA graph.
 
-    A recorded block attends to all positions for which the cache has room, of which a mask hides those that are not
-    filled, so that one graph serves all blocks of a run, and of later runs of the same size. All texts of the cache are
-    computed in every call. Features are computed in `dtype` by autocast.
+    A recorded block attends to all positions for which the cache has room. A mask hides those that are not filled, so
+    one graph serves all blocks of a run, and of later runs of the same size. Every call computes all texts of the
+    cache. Features are computed in `dtype` by autocast. If a recording fails, all later calls are of the network
+    itself.
 
     Args:
         model: a network with a cache (`Capabilities.static_cache`).
@@ -216,61 +266,83 @@ class GraphedBlocks:
         dtype: torch.dtype = torch.bfloat16,
         capture: Callable[..., _Recording] = capture,
     ) -> None:
-        self.device, self._dtype, self._capture = model_device(model), dtype, capture
-        self._model: Any = _half_precision_copy(model, dtype)
+        self.device, self._capture = model_device(model), capture
+        rounded = dtype if self.device.type == "cuda" else None
+        self._half = _HalfPrecision(_half_precision_copy(model, dtype), self.device, rounded)
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
         unused = {"selected_rows": False, "head_losses": False, "cuda_graphs": False}
         self.capabilities = replace(capabilities_of(model), recorder=True, **unused)
-        self._recorder, self._rooms = Recorder(capture), list[_Room]()
+        self._records, self._recorder, self._rooms = True, Recorder(capture), list[_Room]()
 
     def new_cache(self, batch: int, length: int | None = None) -> Any:
-        """An empty cache, for which blocks will be recorded; in the memory of one of the same size that is no longer
-        used, if there is one."""
+        """An empty cache, for which blocks will be recorded. It uses the memory of an earlier cache of the same size
+        that is no longer used, if there is one."""
         size = batch, length
         room = next((one for one in self._rooms if one.size == size and one.user() is None), None)
         if room is None:
-            with self._precision():
-                room = self._add(self._model.new_cache(batch, length), size)
+            with self._half.precision(), _for_later_calls():
+                cache = self._half.model.new_cache(batch, length)
+            if not self._records:
+                return cache
+            room = self._add(cache, size)
         given = replace(room.cache, length=0)
         room.user = weakref.ref(given)
         return given
 
     def _add(self, cache: Any, size: tuple[int, int | None]) -> _Room:
-        """Room for recordings with this cache. Those of two are kept, as guidance takes."""
+        """Room for recordings with this cache. The last two are kept, because guidance uses two."""
         self._rooms = [*self._rooms[-1:], _Room(replace(cache), size, weakref.ref(cache), Recorder(self._capture))]
         return self._rooms[-1]
 
     def features(self, x_t: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
-        """Those of the network, not recorded."""
-        with self._precision():
-            return self._model.features(x_t, sigma, **options)
+        """The features of the network, not recorded."""
+        return self._half.features(x_t, sigma, **options)
 
     def next_block(
         self, cache: Any, x_t: Tensor, sigma: Tensor, text: Tensor | None = None, **conditions: Tensor
     ) -> Tensor:
         """Features [S, b, D] of blocks x_t [S, b] after the cache (see `network.RecordsBlocks`); overwritten by the
         next call."""
-        room = next((one for one in self._rooms if one.user() is cache), None)
-        room = room or self._add(cache, (0, None))  # which other runs have replaced meanwhile
-        block = room.functions.setdefault(names := tuple(conditions), _NextBlock(self.features, room.cache, names))
-        inputs, batch = [x_t, sigma, *conditions.values()], cache.keys.shape[1]
+        batch = cache.keys.shape[1]
         some = None if text is None or len(text) == batch else text
+        if self._records:
+            try:
+                return self._recorded_block(cache, x_t, sigma, some, conditions)
+            except RuntimeError as error:
+                self._stop_recording(error)
+        numbers: Any = range(batch) if some is None else some
+        rows = [int(number) for number in numbers]
+        return self.features(x_t, sigma, cache=cache.of_rows(rows), **conditions)
+
+    def _recorded_block(
+        self, cache: Any, x_t: Tensor, sigma: Tensor, some: Tensor | None, conditions: dict[str, Tensor]
+    ) -> Tensor:
+        # Other runs may have replaced its room meanwhile.
+        room = next((one for one in self._rooms if one.user() is cache), None) or self._add(cache, (0, None))
+        names, batch = tuple(conditions), cache.keys.shape[1]
+        block = room.functions.setdefault(names, _NextBlock(self._half.features, room.cache, names))
+        inputs = [x_t, sigma, *conditions.values()]
         if some is not None:
             inputs = [one.new_zeros(batch, *one.shape[1:]).index_copy_(0, some, one) for one in inputs]
         filled = torch.full((1,), cache.length, device=self.device)
         (made,) = room.recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
         return made if some is None else made.index_select(0, some)
 
-    def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
-        """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it."""
-        return self._recorder.of_rows(function, of_rows)
+    def _stop_recording(self, error: RuntimeError) -> None:
+        """Free what was recorded, and record nothing from now on."""
+        self._records, self._recorder, self._rooms = False, Recorder(self._capture), []
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"blocks could not be recorded as a CUDA graph; sampling is slower ({reason})", stacklevel=2)
 
-    @contextmanager
-    def _precision(self) -> Generator[None]:
-        # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
-        on_cuda = self.device.type == "cuda"
-        with torch.no_grad(), torch.autocast(self.device.type, self._dtype, enabled=on_cuda, cache_enabled=False):
-            yield
+    def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
+        """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it; None if a recording has failed."""
+        if not self._records:
+            return None
+        try:
+            return self._recorder.of_rows(function, of_rows)
+        except RuntimeError as error:
+            self._stop_recording(error)
+            return None
 
 
 @dataclass(eq=False)
@@ -281,7 +353,7 @@ class _Room:
     size: tuple[int, int | None]
     """Sequences and tokens; (0, None): not to be used again."""
     user: weakref.ref[Any]
-    """The cache that a run has of it."""
+    """The cache that the current run holds."""
     recorder: Recorder
     functions: dict[tuple[str, ...], _NextBlock] = field(default_factory=dict[tuple[str, ...], Any])
 
