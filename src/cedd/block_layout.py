@@ -201,7 +201,7 @@ class InBlocks:
             conditions: one entry per row of x_t, equal for all views of a text.
         """
         layout = self.layout(x_t, clean)
-        if where is None and selects_rows(self.model):  # the clean part is read by other layers than the last only
+        if where is None and selects_rows(self.model):  # the last layer needs no clean tokens
             where = torch.arange(x_t.numel(), device=x_t.device)
         places = None if where is None else layout.places(where)
         return layout.noisy_part(self._both(layout, x_t, sigma, clean, places, conditions))
@@ -462,7 +462,7 @@ class _KeptKeys(FinishedText):
             self._cache.length = 0
             for tokens in self._read:
                 self._extend(tokens)
-        # Of all texts, nothing has to come back from the device.
+        # For all texts, no synchronization with the device is needed.
         rows = range(len(text)) if len(text) == len(self._texts) else cast(list[int], text.tolist())
         pattern = self._pattern(x_t)
         return self.model.features(x_t, sigma, cache=self._cache.of_rows(rows), attention=pattern, **conditions)

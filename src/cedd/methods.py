@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cedd.block_layout import blocks_of, check_block
 from cedd.dynamics import BOUNDS, Causal, Dynamics, Flow, Reversal
 from cedd.names import ALIASES, suggestion
+from cedd.network import has_head
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.objective import Objective
 from cedd.objectives.score_entropy import ScoreEntropy
@@ -210,7 +211,8 @@ def model_first(usage: str) -> Callable[[Callable[Arguments, Result]], Callable[
                 raise TypeError(f"the first argument is a {type(args[0]).__name__}; call {usage}")
             if len(args) > 1 and not isinstance(args[1], TokenProcess):
                 raise TypeError(f"the second argument must be a process (got {type(args[1]).__name__}); call {usage}")
-            if isinstance(getattr(args[0], "model", None) if args else None, nn.Module) and not callable(args[0]):
+            is_network = not args or isinstance(args[0], Tensor) or callable(args[0]) or has_head(args[0])
+            if not is_network and isinstance(getattr(args[0], "model", None), nn.Module):
                 raise TypeError(f"the first argument is a {type(args[0]).__name__}; give its network, `.model`")
             try:
                 signature.bind(*args, **kwargs)

@@ -13,7 +13,7 @@ Options = TypeVar("Options", bound=Any)
 
 CUTOFF = 0.6
 """Smallest similarity for a suggestion: twice the number of shared letters over the number of all letters."""
-_OBEYED = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Combination(NamedTuple):
@@ -34,7 +34,7 @@ ALIASES: Mapping[str, Combination] = {
 def printable(text: str) -> str:
     """The text with control characters (\\x1b) and characters that change the direction of text (\\u202e) escaped. Tabs
     and line ends stay."""
-    return _OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str | None:
@@ -68,16 +68,16 @@ def hub_failure(error: Exception) -> str:
 
 def nearest_path(path: Path) -> Path | None:
     """The path in the same folder with the closest name, ignoring the suffix."""
-    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
-    stem = nearest(path.stem, [other.stem for other in beside])
-    name = nearest(path.name, [other.name for other in beside if other.stem == stem], cutoff=0.0)
+    siblings = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    stem = nearest(path.stem, [other.stem for other in siblings])
+    name = nearest(path.name, [other.name for other in siblings if other.stem == stem], cutoff=0.0)
     return None if name is None else path.with_name(name)
 
 
 def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
     """The options with those `given` that are not None; raises an error for an unknown name."""
-    asked = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items() if value is not None}
     known = [field.name for field in fields(options)]
-    if unknown := sorted(set(asked) - set(known)):
+    if unknown := sorted(set(chosen) - set(known)):
         raise ValueError(f"unexpected argument {unknown[0]!r} in {source}{suggestion(unknown[0], known)}")
-    return replace(options, **asked)
+    return replace(options, **chosen)

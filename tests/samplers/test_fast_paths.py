@@ -32,8 +32,8 @@ from cedd.samplers import (
     text_seeds,
 )
 from cedd.samplers.choice import beliefs, is_surely_mask, jump_weights, leap_of, may_move
+from cedd.samplers.feature_cache import CachedNetwork, with_cached_features
 from cedd.samplers.graphs import MOST_ROWS, Recorder
-from cedd.samplers.memory import RememberingNetwork, remembering
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
 from cedd.samplers.random_numbers import RandomNumbers, Use
 from tests.combinations import covering
@@ -191,7 +191,7 @@ def test_a_text_that_has_not_changed_is_not_read_again_without_the_time(method: 
     model = transformer(process, time_input="none", depth=2)
     once, always = Counted(model), Counted(model)
     remembered = drawn(once, process, method, (2, 4), steps=50, deterministic=True)
-    monkeypatch.setattr(grid_sampler, "remembering", lambda model: model)
+    monkeypatch.setattr(grid_sampler, "with_cached_features", lambda model: model)
     assert torch.equal(remembered, drawn(always, process, method, (2, 4), steps=50, deterministic=True))
     assert once.sequences < 0.8 * always.sequences
 
@@ -205,13 +205,13 @@ def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
 
 def test_a_gpu_is_not_kept_waiting_to_look_at_texts() -> None:
     model = transformer(cedd.uniform(20), time_input="none")
-    assert isinstance(remembering(model), RememberingNetwork)
+    assert isinstance(with_cached_features(model), CachedNetwork)
 
     class Elsewhere(Counted):
         device = torch.device("meta")
 
     elsewhere = Elsewhere(model)
-    assert remembering(elsewhere) is elsewhere
+    assert with_cached_features(elsewhere) is elsewhere
 
 
 # ---- few rows of many ------------------------------------------------------------------------------------------------

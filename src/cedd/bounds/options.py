@@ -48,11 +48,9 @@ class BoundOptions:
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds must be positive (got {self.seconds!r})")
         if self.sampling not in (None, *get_args(Sampling)):
-            raise ValueError(f"draws are {' or '.join(get_args(Sampling))} (got {self.sampling!r})")
+            raise ValueError(f"sampling must be {' or '.join(get_args(Sampling))} (got {self.sampling!r})")
         if self.tolerance is not None and self.sampling == "independent":
-            raise ValueError(
-                "independent draws have no interval that a tolerance could be held against; use stratified"
-            )
+            raise ValueError("a tolerance needs an interval, which independent draws do not have; use stratified")
 
     @staticmethod
     def and_conditions(arguments: dict[str, Any]) -> tuple[BoundOptions, dict[str, Any]]:

@@ -21,10 +21,10 @@ There are two implementations. `LogLaw` keeps the logarithm of each state, on an
 on CUDA devices a kernel runs all positions of a sequence (`product_law_triton.py`).
 `ScaledLaw` is for the CPU: numbers in float64 in units of the largest at each position. What it loses is below
 Q 1e-308 of the product of the largest alpha_i and beta_i. Where the sum of alpha_i beta_i is not above 1e-200 of that
-at every position, or a unit is below 1e-200, `product_law` takes the other one.
+at every position, or a unit is below 1e-200, `product_law` uses `LogLaw`.
 
-This is what one pass of a network makes of a language. It is not what a sampler of many passes should have to be
-p(x | language) of the model: see `cedd.samplers.particles`.
+This is the law of one pass of a network given the language. A sampler that draws from it in several passes does not
+follow the model's p(x | language): see `cedd.samplers.particles`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from cedd.device import has_triton
 
 Numbers = NDArray[np.float64]
 _LEAST = 1e-200
-_FAR = 700.0  # of logarithms whose exponentials are added: exp(-745) is 0
-_LOWEST = -1e300  # in the place of -inf, where it is subtracted
+_FAR = 700.0  # largest difference of logarithms whose exponentials are added: exp(-745) is 0
+_LOWEST = -1e300  # replaces -inf where it is subtracted
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -168,21 +168,21 @@ class TokenLanguage:
 
     @cached_property
     def by_target(self) -> _Groups:
-        """In the order of the states that they come to."""
+        """In the order of the states that they enter."""
         return _Groups.of(self._parts, 2, self.num_states)
 
     @cached_property
     def leaving(self) -> Tensor:
-        """The transitions that leave each state, as numbers of `by_source`, [Q, most of a state]; -1 where there are no
-        more."""
+        """The transitions that leave each state, as indices into `by_source`, [Q, largest number per state]; -1 after
+        the last."""
         counts = torch.diff(self.by_source.starts)
         places = torch.arange(max(1, int(counts.max())), device=self.device)
         return torch.where(places < counts[:, None], self.by_source.starts[:-1, None] + places, -1)
 
     @cached_property
     def _pieces(self) -> tuple[Tensor, Tensor]:
-        """The tokens by classes in pieces of at most `PIECE` tokens: where the pieces begin, and the end, [N + 1]; and
-        which is the first of each class, and the end, [C + 1]."""
+        """The tokens by classes in pieces of at most `PIECE` tokens: the start of each piece, and the end, [N + 1];
+        and the first piece of each class, and the end, [C + 1]."""
         from cedd.constraints.product_law_triton import PIECE
 
         counts = self._counts.cpu()
@@ -292,7 +292,7 @@ def product_law(language: TokenLanguage, log_weights: Tensor, *, greedy: bool = 
     Args:
         language: the language.
         log_weights: log P_i(c), [B, L, C] (see `TokenLanguage.class_log_weights` and `known_log_weights`).
-        greedy: take the largest in the place of sums, so that `draw` returns the likeliest sequence.
+        greedy: take maxima instead of sums, so that `draw` returns the most probable sequence.
     """
     if not greedy and language.device.type == "cpu":
         law = ScaledLaw(language, log_weights)
@@ -302,12 +302,12 @@ def product_law(language: TokenLanguage, log_weights: Tensor, *, greedy: bool = 
 
 
 class LogLaw:
-    """The law by the logarithm of each state.
+    """The law, computed with the logarithm of each state.
 
     Args:
         language: the language.
         log_weights: log P_i(c), [B, L, C].
-        greedy: take the largest in the place of sums.
+        greedy: take maxima instead of sums.
     """
 
     def __init__(self, language: TokenLanguage, log_weights: Tensor, *, greedy: bool = False) -> None:
@@ -413,7 +413,7 @@ def _inverse(sums: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ScaledLaw:
-    """The law by numbers in units of the largest at each position, on the host.
+    """The law in float64 on the host, at each position in units of the largest number.
 
     Args:
         language: the language.
@@ -430,7 +430,7 @@ class ScaledLaw:
         self._beta = np.zeros((batch, length + 1, language.num_states))
         self._alpha = np.zeros((batch, length + 1, language.num_states))
         self._valid = np.full(batch, length)
-        """Of each sequence, the last position whose alpha is computed."""
+        """The last position of each sequence whose alpha is computed."""
         self._log_normalizer = np.zeros(batch)
         self._least_unit = math.inf
         for b in range(batch):
@@ -464,7 +464,7 @@ class ScaledLaw:
 
     @property
     def trusted(self) -> bool:
-        """Whether nothing that counts was lost (see the module's head)."""
+        """Whether the loss of precision is negligible (see the top of the module)."""
         return self._least_unit > _LEAST and bool(((self._alpha * self._beta).sum(-1) > _LEAST).all())
 
     @property

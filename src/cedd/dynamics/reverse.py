@@ -14,7 +14,7 @@ With the terminal terms kept the two are equal: K + out-rate depends on (x_t, x0
 and the integral of that mean is H(p_{1|0}) - H(p_{0+|0}). So lbar + c (K + out-rate - its mean), for any c, has the
 same expectation. The three bounds are one integral plus constants that no model influences, each divided by L:
 
-    tight   E int l + KL(p_{1|0} || p_r)                         a true bound
+    tight   E int l + KL(p_{1|0} || p_r)                         a valid bound
     j1      E int l                                              the paper's J1
     j2      E int lbar - int E[out-rate] + H(p_r)                the paper's J2
 
@@ -25,7 +25,7 @@ valid bound for a sampler that ends in the same way:
 
     tight   E int_{t0}^1 l + KL(p_{1|0} || p_r) + E[-log p(x_0 | x_{t0})]
 
-The paper's j1 and j2 are cut at t = 1e-4: the mean over later times stands for the mean over all.
+The paper's j1 and j2 are cut at t = 1e-4: the mean over later times is taken as the mean over all times.
 
 The step rules:
 
@@ -162,9 +162,9 @@ class ScorePath(PathCost):
         """Masks appear at rate alpha' alive and cost -log f each, and moved tokens appear at beta' keep. A bad network
         also assigns costs to many tokens that have not moved; rare draws of these would have large weights, so such
         tokens get a third of the guess for masks. Ratios that come from the network itself have a cost even if no token
-        is kept, where a guess of zero would turn off the control variates. If only masks have a cost, but for a bad
-        network it may be large near t = 1, too, the rare draws are those with a token among masks: near t = 1 two of
-        five draws keep one."""
+        is kept, where a guess of zero would turn off the control variates. If only masks have a cost, a bad network may
+        still have large costs near t = 1, where sequences with a token among masks are rare: two of five draws there
+        keep a token."""
         shuffling = noise.beta_rate * noise.keep.clamp_min(_LEAST_KEPT)
         masking = noise.alpha_rate * noise.alive.clamp_min(TINY)
         context = torch.zeros_like(masking) if self.vanishes_in_noise else masking * noise.a * (2 / 3)
@@ -175,8 +175,8 @@ class ScorePath(PathCost):
         """By the guess alone, tokens would rarely be moved once few are kept: for ratios that come from the network
         itself, likely and costly sequences would be drawn once in a million times, with a weight of a million. So three
         eighths of the draws follow the guess, three eighths the costs of the cases for equal ratios, and a quarter are
-        tokens, moved or not with the probabilities of the process, because near t = 1 a token among masks may cost more
-        than all masks. For equal ratios the weight of a draw is then at most 8/3 of the mean at its time.
+        unmasked tokens, moved or not with the probabilities of the process, because near t = 1 a token among masks may
+        cost more than all masks. For equal ratios the weight of a draw is then at most 8/3 of the mean at its time.
         """
         by_guess = super().share(noise)
         if not self.lasts_in_shuffles:

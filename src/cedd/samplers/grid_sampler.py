@@ -35,7 +35,7 @@ from cedd.parameterization import Affine, can_jump, shifted_outputs, step_law
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.memory import remembering
+from cedd.samplers.feature_cache import with_cached_features
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Chances, Plan, blocks, chances, check_leaps
 from cedd.samplers.random_numbers import Use
 from cedd.samplers.sampler import Sampler, SamplingRun
@@ -94,7 +94,7 @@ class GridSampler(Sampler):
         dense = grid_run.is_dense
         if run.network.conditions is None and (dense or not run.dynamics.only_reveals(run.process)):
             # Unlike samplers that reveal a token per call, the network also runs on unchanged sequences.
-            grid_run = replace(grid_run, network=replace(run.network, model=remembering(run.network.model)))
+            grid_run = replace(grid_run, network=replace(run.network, model=with_cached_features(run.network.model)))
         return denoise(grid_run, run.start())
 
 

@@ -64,7 +64,7 @@ class NextToken(Sampler):
             x[:, i] = torch.where(ended, x[:, i - 1], drawn) if i else drawn
             if len(stop):
                 ended |= torch.isin(x[:, i], stop)
-                if bool(ended.all()):  # of a text that has ended, the last token is repeated
+                if bool(ended.all()):  # texts that have ended repeat their last token
                     x[:, i + 1 :] = x[:, i, None]
             x = run.constrained(x)
             run.show(i + 1 - known, 1 - (i + 1) / length, x)
@@ -80,21 +80,21 @@ def _next_outputs(network: Network, batch: int, length: int, skipped: int) -> Ca
     if has_cache(model) and capabilities_of(model).causal and network.home == device:
         cache, head, seen = model.new_cache(batch, length), FullPrecisionHead(model.head), skipped
 
-        def continued(inputs: Tensor, i: int) -> Tensor:
+        def cached(inputs: Tensor, i: int) -> Tensor:
             nonlocal seen
             hidden = model.features(inputs[:, seen : i + 1], cache=cache, **network.condition_inputs())[:, -1]
             seen = i + 1
             outputs = network.checked(head(hidden), (batch, network.vocab_size))
             return network.possible(outputs, torch.arange(batch, device=device) * length + i)
 
-        return continued
+        return cached
 
     sigma, first = torch.zeros(batch, device=device), torch.arange(batch, device=device) * length
     unrestricted = replace(network, only=None)
 
-    def anew(inputs: Tensor, i: int) -> Tensor:
+    def recomputed(inputs: Tensor, i: int) -> Tensor:
         # The network is causal, so positions to the right of i have no effect.
         rows = unrestricted.rows(inputs.roll(-skipped, 1), sigma, Places(first + i - skipped))
         return network.possible(rows.map(lambda outputs, _: outputs), first + i)
 
-    return anew
+    return recomputed

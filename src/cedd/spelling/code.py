@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator
 
 CODE_INDENT = 4
-"""Spaces by which code is indented: a fence that is indented by as many more than the block's first belongs to the
-block."""
+"""Spaces by which code is indented: a fence that is indented by this many more than the block's first fence is code."""
 _FENCE = re.compile(r"^([ \t]{0,80})(?:> ?)?(`{3,}|~{3,})[ \t]*([^`\r\n]*)\r?$", re.MULTILINE)
 _INLINE = re.compile(
     r"""(?<!`)(?P<ticks>`{1,8})(?![`\s])[^\r\n]{0,300}?(?<![`\s])(?P=ticks)(?![`\w])  # `git add`, not `so' and `so'
     | </?[A-Za-z][\w:-]{0,40}(?:\s[^<>]{0,500})?/?>  # <a href="...">
-    | \{\{[^{}\r\n]{0,300}\}\} | \{%[^\r\n]{0,300}?%\} | <%[^\r\n]{0,300}?%>  # of templates
+    | \{\{[^{}\r\n]{0,300}\}\} | \{%[^\r\n]{0,300}?%\} | <%[^\r\n]{0,300}?%>  # templates
     | ^[ \t]{0,80}\$[ ][^\r\n]*  # $ make all
     | (?<!\S)--[A-Za-z][\w-]*  # --in-place
     """,

@@ -28,7 +28,7 @@ from cedd.cli import main
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer
 from cedd.models.locate import pretrained_root
 from cedd.samplers import SAMPLERS, SamplingOptions, text_seeds
-from cedd.samplers.memory import Memory
+from cedd.samplers.feature_cache import FeatureCache
 from cedd.tasks import LanguageModel, generate, infill, load, parse_template
 from cedd.tasks.template import Template
 from tests.apps.serve.servers import IN_THE_CLEAR, events, httpx, served, until
@@ -808,7 +808,7 @@ def test_models_that_share_a_word_corrector_share_its_network(monkeypatch: pytes
     ):
         answers, calls = [], []
         for name in models:
-            registry.memory = Memory()
+            registry.memory = FeatureCache()
             before = len(asked)
             answers.append(client.post("/correct", json={"text": text, "model": name}).json())
             calls.append(len(asked) - before)

@@ -9,7 +9,7 @@ from cedd.apps.correct.numpy_network import Floats, NumpyNetwork, Passage, State
 from cedd.apps.serve.batcher import Batcher, Fiber
 from cedd.apps.serve.correction import CorrectionTask
 from cedd.apps.serve.registry import ModelRegistry
-from cedd.samplers.memory import MOST_NUMBERS, Memory, NumberCache
+from cedd.samplers.feature_cache import MOST_NUMBERS, FeatureCache, NumberCache
 from cedd.tasks import load
 from cedd.tasks.correct import correct
 
@@ -26,7 +26,7 @@ class Reader:
 
 
 def test_only_new_sequences_are_read_and_each_has_its_own_answer():
-    reader, memory = Reader(), Memory()
+    reader, memory = Reader(), FeatureCache()
     sigma = torch.tensor([0.5, 0.5])
     first = memory.read("a", torch.tensor([[1, 2], [3, 4]]), sigma, reader)
     again = memory.read("a", torch.tensor([[3, 4], [5, 6], [5, 6]]), torch.full((3,), 0.5), reader)
@@ -39,7 +39,7 @@ def test_only_new_sequences_are_read_and_each_has_its_own_answer():
 
 
 def test_the_oldest_is_forgotten_beyond_the_size():
-    reader, memory = Reader(), Memory(most_bytes=2 * 8)  # two rows of two numbers
+    reader, memory = Reader(), FeatureCache(most_bytes=2 * 8)  # two rows of two numbers
     for token in (1, 2, 1, 3, 2):
         memory.read("a", torch.tensor([[token, 0]]), torch.zeros(1), reader)
     assert [row[0] for row in reader.read] == [1, 2, 3, 2]  # 1 was used again before 3 came
@@ -49,7 +49,7 @@ def test_the_oldest_is_forgotten_beyond_the_size():
 
 
 def test_a_text_that_is_corrected_again_is_not_read_again(registry: ModelRegistry):
-    model, batcher, memory, found, calls = registry["small"], Batcher(), Memory(), [], []
+    model, batcher, memory, found, calls = registry["small"], Batcher(), FeatureCache(), [], []
 
     def work(fiber: Fiber) -> None:
         found.append(correct(fiber.batched(model, memory), "the cqt sat on"))
@@ -64,7 +64,7 @@ def test_a_text_that_is_corrected_again_is_not_read_again(registry: ModelRegistr
 
 
 def test_a_doubt_that_is_judged_again_is_not_read_again(monkeypatch: pytest.MonkeyPatch):
-    model, batcher, memory, found, calls = load("english", "cpu"), Batcher(), Memory(), [], [0]
+    model, batcher, memory, found, calls = load("english", "cpu"), Batcher(), FeatureCache(), [], [0]
     read = NumpyNetwork.read
 
     def noted(network: NumpyNetwork, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:

@@ -38,7 +38,7 @@ from cedd.network import (
     has_head,
     records_functions,
 )
-from cedd.samplers.memory import Memory
+from cedd.samplers.feature_cache import FeatureCache
 
 Result = TypeVar("Result")
 MAX_CALL_TOKENS = 1024
@@ -153,7 +153,7 @@ class Fiber:
         finally:
             self._done_turn.release()
 
-    def batched(self, loaded: LoadedModel, memory: Memory | None = None) -> BatchedModel:
+    def batched(self, loaded: LoadedModel, memory: FeatureCache | None = None) -> BatchedModel:
         """The model with its forward passes batched. `memory` holds features that need no forward pass."""
         return BatchedModel(loaded, self, memory)
 
@@ -206,7 +206,7 @@ class BatchedNetwork:
         self,
         network: HasHead,
         fiber: Fiber,
-        memory: Memory | None = None,
+        memory: FeatureCache | None = None,
         on_forward: Callable[[LastForward], None] | None = None,
         in_blocks: bool = False,
     ) -> None:
@@ -245,7 +245,7 @@ class BatchedModel(LoadedModel):
         memory: features that need no forward pass.
     """
 
-    def __init__(self, loaded: LoadedModel, fiber: Fiber, memory: Memory | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, fiber: Fiber, memory: FeatureCache | None = None) -> None:
         batched = cast(Any, BatchedNetwork(loaded.model, fiber, memory, in_blocks=loaded.writes_blocks))
         super().__init__(replace(loaded.folder, model=batched), loaded.device)
         self._loaded, self._fiber, self._memory = loaded, fiber, memory

@@ -15,7 +15,7 @@ from cedd.apps.serve.batcher import Cancelled, ConcurrentPassageReader, Fiber
 from cedd.apps.serve.reader_pool import ReaderPool, RemoteReader, found_by
 from cedd.apps.serve.scheduler import Job
 from cedd.models.loaded_model import LoadedModel
-from cedd.samplers.memory import Memory
+from cedd.samplers.feature_cache import FeatureCache
 from cedd.spelling.changes import Watch
 from cedd.storage import JSONMapping
 from cedd.tasks.correct import correct, correction_record
@@ -42,7 +42,7 @@ class CorrectionTask:
     engine: str
     options: JSONMapping
     suggest: int | None = None
-    memory: Memory | None = None
+    memory: FeatureCache | None = None
     reader_pool: ReaderPool | None = None
     key: Hashable | None = None
     texts: int = 1

@@ -11,7 +11,7 @@ from cedd.apps.serve.reader_pool import ReaderPool
 from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS, SamplingOptions, get_sampler
-from cedd.samplers.memory import Memory
+from cedd.samplers.feature_cache import FeatureCache
 from cedd.spelling.engines import default_engine
 from cedd.storage import JSONObject, expanded
 from cedd.tasks import LanguageModel, load
@@ -38,7 +38,7 @@ class ModelRegistry(Mapping[str, LanguageModel]):
         self._models = dict(models)
         self.info = {name: _model_info(model) for name, model in models.items()}
         """A description of each model, as JSON."""
-        self.memory = Memory()
+        self.memory = FeatureCache()
         lexicons: list[Path] = []
         for name, model in models.items():
             if "correct" in self.info[name]["tasks"] and (file := lexicon_file(model)) is not None:

@@ -330,7 +330,7 @@ def cross_entropy_in_place_torch(
     shift_tokens: Tensor | None,
     shifts: Tensor | None,
 ) -> Tensor:
-    """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
+    """The reference of the Triton kernel, in torch operations, in one buffer if that is float32."""
     work = at_least_float32(outputs)
     if shift_tokens is not None and shifts is not None:
         work.scatter_add_(1, shift_tokens[:, None], shifts.to(work.dtype)[:, None])
@@ -357,7 +357,7 @@ def score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *r
 
 
 def score_entropy_in_place_torch(outputs: Tensor, weights: Tensor, want_gradient: bool, rows: ScoreRows) -> Tensor:
-    """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
+    """The reference of the Triton kernel, in torch operations, in one buffer if that is float32."""
     work, target = at_least_float32(outputs), rows.target[:, None]
     wide = rows.common.dtype  # float64, where the device has it
     skip, skipped = rows.skip.clamp_max(outputs.shape[1] - 1)[:, None], (rows.skip < outputs.shape[1])[:, None]

@@ -32,7 +32,7 @@ class NumberCache(OrderedDict[Hashable, float]):
             self.popitem(last=False)
 
 
-class Memory:
+class FeatureCache:
     """The most recently used features of sequences, up to a size in bytes, and numbers computed with a network.
 
     Args:
@@ -45,10 +45,10 @@ class Memory:
         self.numbers: defaultdict[Hashable, NumberCache] = defaultdict(NumberCache)
         """By owner."""
 
-    def read(self, whose: Hashable, x_t: Tensor, sigma: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def read(self, owner: Hashable, x_t: Tensor, sigma: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The features [B, L, D] of x_t [B, L] and sigma [B]; the network runs only on new ones."""
         levels, texts = cast(list[float], sigma.tolist()), cast(list[list[int]], x_t.tolist())  # pyright: ignore[reportUnknownMemberType]
-        keys = [(whose, level, tuple(text)) for level, text in zip(levels, texts, strict=True)]
+        keys = [(owner, level, tuple(text)) for level, text in zip(levels, texts, strict=True)]
         found = {key: self._kept[key] for key in keys if key in self._kept}
         new = {key: number for number, key in enumerate(keys) if key not in found}
         if new:
@@ -70,28 +70,28 @@ class Memory:
             self.size -= oldest.nbytes
 
 
-SAMPLERS_BYTES = 2**30
+SAMPLER_BYTES = 2**30
 """The cache of a sampler, which calls the network on each sequence of its batch once per step."""
 
 
-class RememberingNetwork:
+class CachedNetwork:
     """A network without a time input, which runs on a sequence again only if one of its tokens changed."""
 
     capabilities = Capabilities(features=True, time_conditioned=False)
 
     def __init__(self, model: HasHead) -> None:
-        self._model, self._memory = model, Memory(SAMPLERS_BYTES)
+        self._model, self._cache = model, FeatureCache(SAMPLER_BYTES)
         self.head, self.device = model.head, model_device(model)
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L, D]"""
-        return self._memory.read(None, x_t, sigma.new_zeros(len(x_t)), self._model.features)
+        return self._cache.read(None, x_t, sigma.new_zeros(len(x_t)), self._model.features)
 
 
-def remembering(model: AnyModel) -> AnyModel:
+def with_cached_features(model: AnyModel) -> AnyModel:
     """The network with cached features, if they do not depend on time. On a CPU only: on a GPU, comparing the sequences
     takes longer than computing them again.
     """
     if has_head(model) and not capabilities_of(model).time_conditioned and model_device(model).type == "cpu":
-        return RememberingNetwork(model)
+        return CachedNetwork(model)
     return model
