@@ -45,3 +45,11 @@ def test_a_misspelled_option_is_named(name: str, meant: str) -> None:
     wrong: dict[str, Any] = {name: 3}
     with pytest.raises(TypeError, match=f"unexpected argument {name!r}; {meant}"):
         cedd.sample(network, cedd.absorb(V), (2, 3), method="cedd", **wrong)
+
+
+@pytest.mark.parametrize("name", ["constraints", "samplers", "dynamics", "schedules"])
+def test_import_cedd_is_enough_for_its_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(cedd, name, raising=False)
+    assert getattr(cedd, name).__name__ == f"cedd.{name}"
+    with pytest.raises(AttributeError, match="module 'cedd' has no attribute 'samplerz'"):
+        _ = getattr(cedd, "samplerz")  # noqa: B009

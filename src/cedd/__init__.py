@@ -21,6 +21,7 @@ Arguments that mean the same everywhere:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def __getattr__(name: str) -> Any:
     """
     if name == "PRETRAINED":
         return importlib.import_module("cedd.models.locate").pretrained_names()
-    if name == "constraints":
-        return importlib.import_module("cedd.constraints")
+    if name not in _HOME_OF and not name.startswith("_") and importlib.util.find_spec(f"cedd.{name}"):
+        return importlib.import_module(f"cedd.{name}")  # cedd.samplers
     if name not in _HOME_OF:
         raise AttributeError(f"module 'cedd' has no attribute {name!r}")
     if _HOME_OF[name].startswith("tasks"):
