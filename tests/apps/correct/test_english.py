@@ -83,6 +83,13 @@ def test_known_words_have_no_misspellings_of_the_training_lists():
     assert not {"recieve", "seperate", "occured", "untill", "goverment", "teh", "alot"} & known.keys()
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"), [("teh", "the"), ("acheive", "achieve"), ("udpate", "update"), ("You can opt in to it.", None)]
+)
+def test_a_word_alone_is_corrected_and_a_particle_stays(text, meant, correct):
+    assert correct(text) == (meant or text)
+
+
 def test_a_rare_word_next_to_a_very_frequent_one_is_corrected(correct):
     """Also if it is in dictionaries, unless it is a common word (bake)."""
     assert correct("He came back two years lated to thees people.") == "He came back two years later to these people."

@@ -395,6 +395,27 @@ def test_can_not_is_not_joined(lexicon):
     assert reader.joined_word("can not", *tokens_of("can not")) is None
 
 
+@pytest.mark.parametrize(("text", "joined"), [("opted in to", None), ("moving on to", None), ("walked in to", "into")])
+def test_a_particle_of_a_verb_is_not_joined_with_to(lexicon, text, joined):
+    V = len(WORDS)
+    words = replace(lexicon, words=[*WORDS[:-2], "into", "onto"], named=np.zeros(V, bool))
+    before, *pair = tokens_of(text)
+    assert Reader(words).joined_word(text, *pair, before.key) == joined
+
+
+def test_the_network_does_not_score_a_word_without_context(lexicon, monkeypatch):
+    monkeypatch.setattr(decisions, "is_undecided", lambda p: True)
+    read = list[str]()
+
+    def scores(text, replacements):
+        read.append(text)
+        return np.zeros((len(replacements), 2))
+
+    for text in ("leter.", "the leter."):
+        decide(Reader(lexicon), text, 0.5, scores)
+    assert read == ["the leter."]
+
+
 @settings(max_examples=50, deadline=None)
 @given(letters, letters)
 def test_an_alignment_spells_both_words_with_the_fewest_edits(written, meant):

@@ -66,7 +66,7 @@ def decide(
     """
     tokens = tokens_of(text)
     scored = reader.scored(text, tokens, threshold, ignored)
-    if likelihoods is not None:
+    if likelihoods is not None and sum(token.key[0].isalpha() for token in tokens) > 1:  # a lone word has no context
         scored = rescore_undecided(text, tokens, scored, reader.informed, likelihoods, threshold)
     return all_decisions(text, tokens, scored, threshold)
 

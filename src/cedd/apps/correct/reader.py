@@ -10,6 +10,7 @@ a neighbour.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,11 @@ from cedd.apps.correct.suspects import (
 )
 from cedd.apps.correct.words import Token, acronyms, like
 
+WITH_PARTICLE = re.compile(
+    r"(?:(?:opt|log|sign|check|clock|dial|tun|giv|gav)\w{0,4} into"
+    r"|(?:log|sign|hold|held|hang|hung|mov|go|went|carr|pass)\w{0,4} onto)\Z"
+)
+"""Verbs whose particle "in" or "on" is not joined with "to": opt in to, move on to."""
 FRAME = 3
 """Tokens on each side of a suspicious word whose probability it affects."""
 LONG_TEXT = 100
@@ -288,7 +294,10 @@ class Reader:
             options.append(Option(place, place + 1, candidate.words, like(token.text, " ".join(candidate.words))))
             channel.append(candidate.log_channel)
         for first in (place - 1, place):
-            if 0 <= first < len(tokens) - 1 and (word := self.joined_word(text, tokens[first], tokens[first + 1])):
+            before = tokens[first - 1].key if first > 0 else ""
+            if 0 <= first < len(tokens) - 1 and (
+                word := self.joined_word(text, tokens[first], tokens[first + 1], before)
+            ):
                 options.append(Option(first, first + 2, (word,), like(tokens[first].text, word)))
                 channel.append(0.0)
         return Suspect(place, tuple(options), self.features(source, place, options, np.array(channel)))
@@ -316,11 +325,16 @@ class Reader:
 
         return self.neighbours.meant(source.tokens[place].key, context)
 
-    def joined_word(self, text: str, first: Token, second: Token) -> str | None:
+    def joined_word(self, text: str, first: Token, second: Token, before: str = "") -> str | None:
         """Two tokens as one word, if they are words separated by a space, neither is part of a hyphenated word, the
-        second is not capitalized, and the lexicon has the joined word. "Can not" is never joined."""
+        second is not capitalized, and the lexicon has the joined word. "Can not" is never joined, nor is "in to" or
+        "on to" if the word before it takes the particle (`WITH_PARTICLE`)."""
         word = first.key + second.key
-        if word == "cannot" or "-" in (text[first.start - 1 : first.start], text[second.stop : second.stop + 1]):
+        if (
+            word == "cannot"
+            or WITH_PARTICLE.match(f"{before} {word}")
+            or "-" in (text[first.start - 1 : first.start], text[second.stop : second.stop + 1])
+        ):
             return None
         fits = first.key.isalpha() and second.key.isalpha() and text[first.stop : second.start] == " "
         fits = fits and (second.text.islower() or first.text.isupper())
