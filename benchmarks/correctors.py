@@ -245,6 +245,17 @@ def mostly_right(given: Sequence[Misspelt], size: int, rate: float = 0.02) -> li
     return [" ".join(found[start : start + 10]) for start in range(0, len(found), 10)]
 
 
+def every_nth_wrong(given: Sequence[Misspelt], size: int, n: int) -> list[str]:
+    """`size` error-free sentences as paragraphs of ten, in which misspellings of other words replace each nth word; for
+    n = 0, no word."""
+    errors = [s.pair.written for s in given if s.pair is not None and s.source in LISTS]
+    words = [s.written.split() for s in given if s.pair is None][:size]
+    places = [(sentence, i) for sentence in words for i in range(len(sentence))]
+    for turn, (sentence, i) in enumerate(places[n - 1 :: n] if n and errors else ()):
+        sentence[i] = errors[turn % len(errors)]
+    return [" ".join(" ".join(one) for one in words[start : start + 10]) for start in range(0, len(words), 10)]
+
+
 def cpu_seconds() -> float:
     """Of this process and of programs that it started and that have ended."""
     return sum(os.times()[:4])
@@ -305,6 +316,7 @@ def main() -> int:
     parser.add_argument(
         "--rate", type=float, default=0.02, help="share of its words that are wrong; 1: one per sentence"
     )
+    parser.add_argument("--every", type=int, metavar="N", help="measure speed with each Nth word wrong (0: none)")
     parser.add_argument(
         "--only", nargs="*", choices=list(CORRECTORS), default=list(CORRECTORS), help="these correctors"
     )
@@ -320,7 +332,10 @@ def main() -> int:
         parser.error(f"there are no sentences in the texts of {corpus}")
     folder = packaged("english")
     known = set(load_lexicon(folder / LEXICON_FILE).words[:KNOWN])
-    paragraphs = mostly_right(given, arguments.speed, arguments.rate)
+    if arguments.every is None:
+        paragraphs = mostly_right(given, arguments.speed, arguments.rate)
+    else:
+        paragraphs = every_nth_wrong(given, arguments.speed, arguments.every)
     results: dict[str, dict[str, Any]] = {}
     for name in arguments.only:
         try:

@@ -24,6 +24,13 @@ def test_a_word_in_fifty_is_wrong(scripts):
     assert 0.015 < text.count("leter") / len(text) < 0.03
 
 
+def test_every_nth_word_is_wrong(scripts):
+    clean = [scripts.Misspelt("one two three four", "one two three four")] * 2
+    wrong = [scripts.Misspelt("a letter", "a leter", scripts.Pair("leter", "letter"), "birkbeck")]
+    assert scripts.every_nth_wrong([*clean, *wrong], 2, 3) == ["one two leter four one leter three four"]
+    assert scripts.every_nth_wrong([*clean, *wrong], 1, 0) == ["one two three four"]
+
+
 def test_the_first_suggestion_is_taken(scripts):
     answer = "*\n& leter 3 4: letter, later, lever\n# xqz 10\n& hoem 2 14: home, hoe\n"
     assert scripts.with_suggestions("the leter xqz hoem.", answer) == "the letter xqz home."

@@ -316,10 +316,11 @@ def imported(tmp_path_factory) -> list[str]:
     """What a process of its own prints that corrects each text with the package's model, then one with a run's."""
     run = save_random(tmp_path_factory.mktemp("imported") / "run")
     code = (
-        "import sys; from cedd.cli import main\n"
+        "import os, sys; from cedd.cli import main\n"
+        "threads = lambda: len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/task') else 1\n"
         f"for text in {DOUBTED!r}:\n"
         " assert main(['correct', text, '--device', 'cpu']) == 0\n"
-        " print('torch' in sys.modules)\n"
+        " print('torch' in sys.modules, threads())\n"
         f"assert main(['correct', {str(run)!r}, 'teh cat', '--device', 'cpu']) == 0\n"
         f"print('torch' in sys.modules, [name for name in {HEAVY!r} if name in sys.modules])"
     )
@@ -335,10 +336,10 @@ def test_correcting_imports_nothing_that_it_does_not_need(imported):
     assert imported[-1] == "True []"
 
 
-def test_torch_is_not_imported_with_an_open_doubt_or_without(imported):
+def test_torch_is_not_imported_and_no_thread_is_started(imported):
     """And what is written is what the loaded model writes."""
     model = load("english", "cpu")
-    assert imported[:4] == [line for text in DOUBTED for line in (model.correct(text), "False")]
+    assert imported[:4] == [line for text in DOUBTED for line in (model.correct(text), "False 1")]
 
 
 # ---- files ------------------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ GPT2_HUB_NAME = "openai-community/gpt2"
 GPT2_VOCAB_SIZE = 50257
 BERT_HUB_NAME = "google-bert/bert-base-uncased"
 BERT_VOCAB_SIZE = 30522
+MAX_SINGLE = 10_000
+"""Characters of a text that is encoded without the library's threads, which are faster only for longer texts."""
 NAMES = ("char", "char:SIZE", "byte", "gpt2", "gpt2-char", "bpe:SIZE")
 
 Ids = Sequence[int] | NDArray[np.integer]
@@ -469,7 +471,11 @@ class _ByteLevelBPE(Tokenizer):
         return np.array([content.startswith(b" ") for content in self.token_bytes])
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        return self.encode_batch([text])[0]
+        if len(text) > MAX_SINGLE:
+            return self.encode_batch([text])[0]
+        if not text.isascii():
+            _utf8(self.name, text)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         for text in texts:
