@@ -30,7 +30,7 @@ def test_samples_satisfy_their_constraint(options: list[str], pattern: str, abso
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sample", "ABSORB", "--choices"], "the choices must be at least one text, and only texts (got [])"),
+        (["sample", "ABSORB", "--choices"], "the choices must be a non-empty list of strings (got [])"),
         (["sample", "ABSORB", "--regex", "a", "--choices", "b"], "--choices and --regex exclude each other; give one"),
         (["sample", "ABSORB", "--regex", "a(?=b)"], "look-ahead (?=...) is not supported"),
         (["sample", "ABSORB", "--regex", "(a"], "invalid regular expression '(a': missing ), unterminated subpattern"),

@@ -78,14 +78,20 @@ def test_lengths_are_in_characters():
     assert not length(2).matches("a")
 
 
+@pytest.mark.parametrize("bounds", [(3, 1), (-1, 2), (2.5,), (1, 2.5)])
+def test_lengths_are_ordered_integers(bounds):
+    with pytest.raises(ValueError, match="a length needs integers 0 <= least <= most"):
+        length(*bounds)
+
+
 def test_choices():
     language = choice(["yes", "no", "ne rien", ""])
     assert [text for text in ("yes", "no", "ne rien", "", "ye", "noo") if language.matches(text)] == [
         *("yes", "no", "ne rien", "")
     ]
-    with pytest.raises(ValueError, match="must be a list of texts"):
+    with pytest.raises(ValueError, match="must be a list of strings"):
         choice("yes")
-    with pytest.raises(ValueError, match="at least one text"):
+    with pytest.raises(ValueError, match="non-empty list of strings"):
         choice([])
     with pytest.raises(ValueError, match="lone surrogate"):
         choice(["\ud800"])

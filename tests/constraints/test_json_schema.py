@@ -231,7 +231,7 @@ def test_formats(name, inside, outside):
     [
         ("{", "is not JSON"),
         (3, "an object, or true"),
-        ({"type": "strnig"}, "the type must be of"),
+        ({"type": "strnig"}, "the type must be one of"),
         ({"type": "string", "minimum": 3}, "'minimum' is not supported here"),
         ({"not": {"type": "null"}}, "'not' is not supported here"),
         ({"type": "integer", "multipleOf": 2}, "'multipleOf' is not supported here"),

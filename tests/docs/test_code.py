@@ -58,7 +58,7 @@ def given_names() -> dict[str, Any]:
 
     data = torch.randint(50, (8, 16))
     inputs = {"x_t": data, "x0": data, "ids": data, "sigma": torch.full((8,), 0.5), "L": 16}
-    labels = {"labels": torch.zeros(8, dtype=torch.long), "reward": lambda texts: [float(len(one)) for one in texts]}
+    labels = {"labels": torch.zeros(8, dtype=torch.long)}
     modules = {"torch": torch, "cedd": cedd}
     return {**inputs, **labels, **modules, "network": network, "process": cedd.absorb(50), "data": data}
 

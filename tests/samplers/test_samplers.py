@@ -13,6 +13,7 @@ import cedd
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import AllowedTokens, Capabilities
 from cedd.samplers import GRIDS, Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
+from cedd.samplers.choice import check_excluded
 from cedd.samplers.grids import last_time
 from tests.combinations import covering
 from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value, same_law_p_value
@@ -596,6 +597,16 @@ def test_bad_input_is_refused(options, message):
     process = arguments.pop("process")
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         sample(Table(process, 3), process, arguments.pop("shape"), **arguments)
+
+
+def test_many_excluded_tokens_are_not_listed():
+    with pytest.raises(ValueError, match=r"\(got 0, \.\.\., 99: 100 tokens\)$"):
+        check_excluded(range(100), 100)
+
+
+def test_the_shapes_of_fixed_tokens_are_named():
+    with pytest.raises(ValueError, match=r"\(got \(3,\) and \(2,\)\)$"):
+        Fixed(torch.zeros(3, dtype=torch.int64), torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(("length", "steps"), [(1, 64), (64, 64), (256, 64), (512, 128), (1024, 256), (9999, 256)])

@@ -160,7 +160,10 @@ def test_autoregressive_models(tmp_path):
         (lambda m: m.generate(constraint=regex("é")), "the tokenizer may lack its characters"),
         (lambda m: m.generate(constraint=cedd.constraints.intersect(regex("a"), length(2))), "no text satisfies"),
         (lambda m: m.infill("____ a", constraint=regex("a{5}")), "no text of 4 tokens satisfies"),
-        (lambda m: m.infill("____ a ____", constraint=[regex("a+")]), "has 2 blanks, and there are 1 constraints"),
+        (
+            lambda m: m.infill("____ a ____", constraint=[regex("a+")]),
+            "got 1 constraints for 2 blanks; give one per blank",
+        ),
         (lambda m: m.generate(constraint=regex("a+"), sampler="gibbs"), "gibbs cannot write texts under a constraint"),
         (lambda m: m.generate(guidance=2.0), "guidance needs a condition"),
         (lambda m: m.generate(guidance=math.nan), "guidance must be a finite number"),

@@ -61,17 +61,18 @@ def regex(pattern: str) -> Language:
 def choice(texts: Iterable[str]) -> Language:
     """One of these texts."""
     if isinstance(texts, str):
-        raise ValueError(f"the choices must be a list of texts (got the text {texts[:MOST_SHOWN]!r})")
+        raise ValueError(f"the choices must be a list of strings (got the string {texts[:MOST_SHOWN]!r})")
     given = list(texts)
     if not given or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"the choices must be at least one text, and only texts (got {given[:4]!r})")
+        raise ValueError(f"the choices must be a non-empty list of strings (got {given[:4]!r})")
     return Language(alternatives(*map(literal, dict.fromkeys(given))), _named("choice", repr(given)))
 
 
 def length(least: int = 0, most: int | None = None) -> Language:
     """Texts of `least` to `most` characters; without `most` there is no upper limit."""
-    if not 0 <= least <= (least if most is None else most):
-        raise ValueError(f"a length needs 0 <= least <= most (got {least} and {most})")
+    last = least if most is None else most
+    if not isinstance(least, int) or not isinstance(last, int) or not 0 <= least <= last:
+        raise ValueError(f"a length needs integers 0 <= least <= most (got {least!r} and {most!r})")
     return Language(Repeat(ANY, least, most), _named("length", f"{least}, {most}"))
 
 

@@ -99,7 +99,7 @@ def _short(pattern: str) -> str:
 def parse_regex(pattern: str) -> Expression:
     """The expression of a pattern; refused with one line where it is invalid, or not of a regular language."""
     if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a regular expression is a text (got {type(pattern).__name__})")
+        raise ValueError(f"a regular expression must be a string (got {type(pattern).__name__})")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sets that later versions may read otherwise

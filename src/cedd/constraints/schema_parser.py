@@ -135,7 +135,7 @@ class _SchemaReader:
         types = schema["type"] if "type" in schema else self._implied(schema, place)
         types = [types] if isinstance(types, str) else types
         if not isinstance(types, list) or not types or any(one not in TYPES for one in types):
-            raise place.error(f"the type must be of {', '.join(TYPES)} (got {types!r})")
+            raise place.error(f"the type must be one of {', '.join(TYPES)} (got {types!r})")
         allowed = {"type"}.union(*(self._types[name][1] for name in types))
         self._check(schema, place, allowed)
         return alternatives(*(self._types[name][0](self, schema, place) for name in types))

@@ -41,8 +41,8 @@ class Fixed:
     def __post_init__(self) -> None:
         if self.tokens.shape != self.where.shape or self.tokens.dim() not in (1, 2):
             raise ValueError(
-                f"fixed tokens and their positions must both be [L] or [B, L] (got {tuple(self.tokens.shape)} and )"
-                f"{tuple(self.where.shape)}"
+                f"fixed tokens and their positions must both be [L] or [B, L] (got {tuple(self.tokens.shape)} and "
+                f"{tuple(self.where.shape)})"
             )
         if self.where.dtype != torch.bool:
             raise ValueError(f"the positions to fix are a Boolean mask (got {self.where.dtype})")

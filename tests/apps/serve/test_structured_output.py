@@ -129,6 +129,7 @@ def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
         ({"guided_json": {"type": "objekt"}}, "guided_json: "),
         ({"guided_json": "{"}, "guided_json: "),
         ({"guided_json": 3}, "guided_json must be a JSON object or its text"),
+        ({"guided_choice": []}, "guided_choice: the choices must be a non-empty list of strings"),
         ({"guided_choice": "yes"}, "guided_choice must be a list of strings"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice exclude each other; give one"),
         ({"guided_grammar": "root ::= a"}, "unknown field 'guided_grammar'"),

@@ -26,10 +26,11 @@ def asks_for_structure(body: bytes) -> bool:
 
 def requested_language(fields: RequestFields, limits: Limits) -> Language | None:
     """The language that a request asks for, if any; it is refused if it is invalid or empty."""
-    most = limits.max_characters
+    most, no_choices = limits.max_characters, list[str]()
+    choices = fields.texts("guided_choice", MAX_CHOICES, most, no_choices, listed=True)
     given = {
         "guided_regex": ("regex", fields.text("guided_regex", most, "") or None),
-        "guided_choice": ("choice", fields.texts("guided_choice", MAX_CHOICES, most, [], listed=True) or None),
+        "guided_choice": ("choice", None if choices is no_choices else choices),
         "guided_json": ("json", fields.record("guided_json", or_text=True)),
         "structured_outputs": _structured_outputs(fields.record("structured_outputs")),
         "response_format": _response_format(fields.record("response_format")),
