@@ -154,7 +154,7 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
     gone = replace(asked, start=str(tmp_path / "gone"))
     assert f"--from {gone.start}" in train_command(gone)
     # Without a preset: char's batch, rate and steps.
-    for said in (words[1:], [f"--from={first.out}", *words[3:]]):
+    for said in (words[1:], [f"--from={first.out}", *words[3:]], [*words[3:], *words[1:3]]):
         alone = parse("train", said).config
         assert alone == parse("train", ["char", *words[1:]]).config
         assert alone.start == str(first.out)

@@ -633,7 +633,8 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
         print(TRAIN_HELP.replace("__PRESETS__", presets))
         raise SystemExit(0)
     name, rest = (words[0], words[1:]) if words else ("", [])
-    if name.partition("=")[0] == "--from":  # the model determines most settings
+    if name.startswith("-") and any(word.partition("=")[0] == "--from" for word in words):
+        # the model determines most settings
         name, rest = "char", words
     if not name or name.startswith("-"):
         raise ValueError(f"a preset comes first, one of {', '.join(PRESETS)}: cedd train char --out runs/first")
