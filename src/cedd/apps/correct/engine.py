@@ -50,7 +50,7 @@ def correct_words(
     if threshold is not None and not 0 <= threshold <= 1:
         raise ValueError(f"threshold is a probability and must lie in [0, 1] (got {threshold:g})")
     judge = judge_of_words(loaded)
-    reader, scores = reader or reader_beside(judge), scores or word_scores(judge, watch)
+    reader, scores = reader or reader_for(judge), scores or word_scores(judge, watch)
     return word_by_word(reader, text, scores, threshold=threshold, ignored=ignored_words)
 
 
@@ -59,7 +59,7 @@ def lexicon_file(loaded: LoadedModel) -> Path | None:
     return lexicon_in(words_folder(loaded.folder.path, loaded.folder.config))
 
 
-def reader_beside(loaded: LoadedModel) -> Reader:
+def reader_for(loaded: LoadedModel) -> Reader:
     """The reader with that lexicon."""
     return reader_in(words_folder(loaded.folder.path, loaded.folder.config))
 

@@ -2,10 +2,10 @@
 
 Shapes: V words, N sequences of words, L words of each.
 
-The words are sorted by falling count. Counts of n-grams stand in a table of buckets with 8 slots each; a slot of 16
-bits has 11 bits of the n-gram's hash and 5 of the logarithm of its count. An n-gram that is not in the table is taken
-for another one with a probability of at most 8/2^11, less where that one's count exceeds those of its parts. In a full
-bucket the most frequent stay.
+The words are sorted by falling count. Counts of n-grams are stored in a table of buckets with 8 slots each; a
+16-bit slot has 11 bits of the n-gram's hash and 5 of the logarithm of its count. An n-gram that is not in the table is
+mistaken for another one with a probability of at most 8/2^11, less where the count exceeds those of its parts. A full
+bucket keeps the most frequent n-grams.
 
     p(w | u) = (c(u w) - d) / c(u) + left(u) p(w),      left(u) = 1 - sum over stored u w of (c(u w) - d) / c(u)
     p(w | t u) = h c(t u w) / c(t u) + (1 - h) p(w | u),      h = 0.6 c(t u) / (c(t u) + 4)
@@ -34,7 +34,7 @@ from cedd.storage import atomic_write, read_json, write_json
 CHECKSUM = "crc32"
 """The key of the lexicon file's checksum in the file of weights."""
 SLOTS, FINGERPRINT, VALUE = 8, 11, 5
-STEPS_A_DOUBLING = 1.5
+STEPS_PER_DOUBLING = 1.5
 """Resolution of the stored logarithms of n-gram counts."""
 ROUNDED = 1.4
 """Ratio by which a stored count may exceed an upper bound, since both are rounded."""
@@ -42,7 +42,7 @@ DISCOUNT = 0.5
 UNKNOWN = -1
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_COUNTS = np.append(0.0, np.exp2(np.arange(1, 1 << VALUE) / STEPS_A_DOUBLING))
+_COUNTS = np.append(0.0, np.exp2(np.arange(1, 1 << VALUE) / STEPS_PER_DOUBLING))
 """Counts by the value of a slot; 0 means none."""
 
 
@@ -62,7 +62,7 @@ def _address(h: NDArray[np.uint64], buckets: int) -> tuple[NDArray[np.intp], NDA
 def gram_table(h: NDArray[np.uint64], counts: Integers, buckets: int) -> NDArray[np.uint16]:
     """The table of n-grams with these hashes and counts, [buckets, SLOTS]."""
     bucket, fingerprint = _address(h, buckets)
-    value = np.clip(np.round(STEPS_A_DOUBLING * np.log2(counts)), 1, (1 << VALUE) - 1).astype(np.uint16)
+    value = np.clip(np.round(STEPS_PER_DOUBLING * np.log2(counts)), 1, (1 << VALUE) - 1).astype(np.uint16)
     order = np.lexsort((-counts, bucket))
     bucket, slot = bucket[order], (fingerprint | value)[order]
     first = np.flatnonzero(np.diff(bucket, prepend=-1))

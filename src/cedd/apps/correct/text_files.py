@@ -135,7 +135,7 @@ def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
     try:
         return re.compile(("" if anchored else "(?:.*/)?") + "".join(parts), re.DOTALL), negated, only_folders
     except re.error:
-        return None  # git takes an invalid pattern as one that matches nothing
+        return None  # git treats an invalid pattern as one that matches nothing
 
 
 def text_files(folder: Path, settings: CorrectSettings | None = None) -> Iterator[Path]:

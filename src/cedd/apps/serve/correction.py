@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from cedd.apps.correct.decisions import Scores
-from cedd.apps.correct.engine import lexicon_file, reader_beside, word_scores
+from cedd.apps.correct.engine import lexicon_file, reader_for, word_scores
 from cedd.apps.correct.likelihood import MASKED_TIME, numpy_network
 from cedd.apps.correct.reader import Reader
 from cedd.apps.correct.suspects import Suspect
@@ -81,7 +81,7 @@ class CorrectionTask:
         file = lexicon_file(self.model)
         if file is None or self.reader_pool is None or not self.reader_pool.processes:
             return None
-        own, pool = reader_beside(self.model), self.reader_pool
+        own, pool = reader_for(self.model), self.reader_pool
 
         def find(text: str, threshold: float, ignored: Collection[str]) -> list[Suspect]:
             def wait() -> list[Suspect]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cedd.apps.correct.engine import judge_of_words, lexicon_file, reader_beside
+from cedd.apps.correct.engine import judge_of_words, lexicon_file, reader_for
 from cedd.apps.correct.word_by_word import words_folder
 from cedd.apps.serve.reader_pool import ReaderPool
 from cedd.models.loaded_model import LoadedModel
@@ -42,7 +42,7 @@ class ModelRegistry(Mapping[str, LanguageModel]):
         lexicons: list[Path] = []
         for name, model in models.items():
             if "correct" in self.info[name]["tasks"] and (file := lexicon_file(model)) is not None:
-                reader_beside(model)  # cached; a damaged lexicon is an error now, not at each request
+                reader_for(model)  # cached; a damaged lexicon is an error now, not at each request
                 lexicons.append(file)
         self.reader_pool = ReaderPool(lookup_processes, lexicons)
         self._supporting = {task: self._best_first(task) for task in TASKS}
