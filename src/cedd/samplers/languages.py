@@ -69,10 +69,10 @@ def _tokens(count: int) -> str:
 
 def _instead(span: Span, lengths: list[int]) -> str:
     """Which numbers of tokens have texts, near the span's."""
-    more = [count for count in span.language.automaton.lengths(8 * len(span) + 64) if count > len(span)]
-    near = [*lengths[-1:], *more[:1]]
+    most = 8 * len(span) + 64
+    near = [*lengths[-1:], *[count for count in span.language.automaton.lengths(most) if count > len(span)][:1]]
     if not near:
-        return ", nor does any of up to eight times as many; the tokenizer may lack its characters"
+        return f", nor does any text of up to {most} tokens: it is longer, or the tokenizer lacks its characters"
     return f"; the nearest take {' or '.join(map(str, near))}"
 
 
