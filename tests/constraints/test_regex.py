@@ -99,7 +99,7 @@ def test_examples(pattern, inside, outside):
         ("a{20000}", "counts are at most"),
         (r"\ud800", "surrogate"),
         (r"[\ud800-\ue000]", "surrogate"),
-        (3, "is a text"),
+        (3, "must be a string"),
     ],
 )
 def test_refused_with_one_line(pattern, message):

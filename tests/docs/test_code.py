@@ -151,7 +151,7 @@ def test_commands_of_the_guides_run(world: Path, capsys: pytest.CaptureFixture[s
 def options_on(page: Path) -> set[str]:
     """The options that a page names between backquotes, without those of scripts and other programs."""
     found = re.findall(r"`(--[a-z][a-z0-9.-]*[a-z0-9])(?=[ `=,])", page.read_text("utf-8"))
-    return set(found) - {"--nnodes", "--node-rank", "--rdzv-endpoint", "--part", "--help"}
+    return set(found) - {"--nnodes", "--node-rank", "--rdzv-endpoint", "--part", "--every", "--help"}
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)

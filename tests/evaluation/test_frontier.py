@@ -386,7 +386,7 @@ def test_errors_of_a_judge_are_independent_between_texts(runs):
 def test_a_judge_refuses_texts_that_it_cannot_read():
     """It finds signs for unknown characters easy to guess, and would praise them."""
     judge = open_judge("english-char", "cpu")
-    with pytest.raises(ValueError, match=r"^72.7% of the characters are unknown to the tokenizer .* such text, or another judge$"):
+    with pytest.raises(ValueError, match=r"^72.7% of the characters are unknown to .* such text, or another judge$"):
         judge.judge(["שלום עולם", "a "])
     assert len(judge.judge(["“A café,” she said.", "well"])) == 2  # read as letters that are like them
 

@@ -250,7 +250,7 @@ def test_tokens_that_end_a_text_may_be_drawn_though_they_are_excluded():
         ),
         (lambda: constraint("a{9}", V, L), "no text of 4 tokens .*; the nearest take 9"),
         (lambda: constraint("a", V, L), "the nearest take 1$"),
-        (lambda: constraint("d{4}", V, L), "the tokenizer may lack its characters"),
+        (lambda: constraint("d{4}", V, L), "the tokenizer lacks its characters"),
         (lambda: constraint("a*", V + 1, L), "is compiled for 4 tokens, not 3"),
         (lambda: LanguageConstraint.of(L, [span("a*", V, 2, 7)]), "is not within 4 tokens"),
         (
