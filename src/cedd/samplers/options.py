@@ -31,7 +31,7 @@ Callback = Callable[[int, float, "Tensor"], None]
 """Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
 
 
-Reward = Callable[[object], object]
+Reward = Callable[[Any], object]
 """Texts -> a finite number per text."""
 
 

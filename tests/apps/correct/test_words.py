@@ -392,15 +392,16 @@ def test_parts_of_a_word_with_a_hyphen_are_not_joined(lexicon, text, joined):
 
 def test_can_not_is_not_joined(lexicon):
     reader = Reader(replace(lexicon, words=[*WORDS[:-2], "cannot", "can"]))
-    assert reader.joined_word("can not", *tokens_of("can not")) is None
+    first, second = tokens_of("can not")
+    assert reader.joined_word("can not", first, second) is None
 
 
 @pytest.mark.parametrize(("text", "joined"), [("opted in to", None), ("moving on to", None), ("walked in to", "into")])
 def test_a_particle_of_a_verb_is_not_joined_with_to(lexicon, text, joined):
     V = len(WORDS)
     words = replace(lexicon, words=[*WORDS[:-2], "into", "onto"], named=np.zeros(V, bool))
-    before, *pair = tokens_of(text)
-    assert Reader(words).joined_word(text, *pair, before.key) == joined
+    before, first, second = tokens_of(text)
+    assert Reader(words).joined_word(text, first, second, before.key) == joined
 
 
 def test_the_network_does_not_score_a_word_without_context(lexicon, monkeypatch):
@@ -671,7 +672,8 @@ def test_a_word_with_a_capital_is_not_joined_to_the_one_before(lexicon):
         first, last = tokens_of(text)[2:]
         assert (Reader(lexicon).joined_word(text, first, last) is not None) == free
     text = "HE WENT TO GETHER"
-    assert Reader(lexicon).joined_word(text, *tokens_of(text)[2:]) == "together"
+    first, last = tokens_of(text)[2:]
+    assert Reader(lexicon).joined_word(text, first, last) == "together"
 
 
 def test_words_made_of_known_words(lexicon):
