@@ -32,7 +32,7 @@ Callback = Callable[[int, float, "Tensor"], None]
 
 
 Reward = Callable[[Any], object]
-"""Texts -> a finite number per text."""
+"""Texts -> a finite number per text: a list of str, or tokens [N, L] where the sampler has no tokenizer."""
 
 
 class NamedSampler(Protocol):

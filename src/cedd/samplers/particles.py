@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,12 +38,11 @@ from cedd.process import TokenProcess
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import RevealSampler
 from cedd.samplers.languages import LanguageConstraint
+from cedd.samplers.options import Reward
 from cedd.samplers.particle_set import ParticleSet
 from cedd.samplers.random_numbers import RandomNumbers, Use, text_seeds
 from cedd.samplers.sampler import SamplingRun
 
-Reward = Callable[[Tensor], Any]
-"""Texts [N, L] on the device -> N finite numbers."""
 LEAST_ESS = 0.5
 """Share of the particles below which the effective sample size leads to resampling."""
 
