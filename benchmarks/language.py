@@ -18,6 +18,7 @@ until they are done):
 
     python benchmarks/language.py --minutes 8 --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf --only \\
         cedd-star/absorb/{4,16,1,128} bayes-star/roulette/16 cedd-star/absorb/16@1024
+    python benchmarks/result_tables.py   # writes the rows that there are into docs/results/blocks.md
 
 In the end a cell is measured once: the bounds `tight`, `j1` and `j2` on five test sets and on the held-out documents of
 each file of the corpus, and samples at several numbers of steps. The bound of every block and the sampled tokens are
@@ -65,6 +66,8 @@ from cedd.training.config import TrainConfig
 
 EXPECTED_SECONDS = 420.0
 """Of a cell on an H200, before one has been timed."""
+RENAMED = {"model.told": "model.time_input"}
+"""Settings by their names in the protocols of earlier results."""
 
 
 class Language(Benchmark):
@@ -112,7 +115,8 @@ class Language(Benchmark):
 
     def as_now(self, protocol: Mapping[str, Any]) -> Mapping[str, Any]:
         added = {name: USUAL[name] for name in common_settings(self.arguments)}
-        return {**protocol, "recipe": added | protocol.get("recipe", {})}
+        recipe = {RENAMED.get(name, name): value for name, value in protocol.get("recipe", {}).items()}
+        return {**protocol, "recipe": added | recipe}
 
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
         timed = any(record["finished"] for record in content["cells"].values())

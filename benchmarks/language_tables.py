@@ -25,7 +25,7 @@ from language_cells import (
     own_settings,
     read_cell,
 )
-from language_measure import key, stored
+from language_measure import OWN_JUDGE, key, stored
 from language_text import SETS
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_YET = "not yet"
+NO_ROW = "No row has been measured."
 Figures = tuple[float | None, ...]
 PAPER: Mapping[str, Figures] = {
     "sedd/absorb": (70.07, 75.20, 240.43, 74.79, 88.99),
@@ -94,8 +95,12 @@ PAPER_SHARES |= {"cedd-star/roulette-0.35": 124.19, "cedd-star/roulette-0.05": 2
 ORDER = ("cedd-star", "cedd", "sedds", "sedd")
 """The methods in the paper's order, best first."""
 ON = ("absorb", "roulette", "uniform")
-BLOCKS_AND_FULL = (*BLOCK_CELLS[:5], "bayes-star/roulette", BLOCK_CELLS[5], f"cedd-star/absorb@{LONG}")
-"""The cells in blocks, and those of full diffusion that they are compared with."""
+WITHOUT_BLOCKS = ("ar", "cedd-star/absorb", "bayes-star/roulette", "ar@1024", "cedd-star/absorb@1024")
+"""The cells that those in blocks are compared with."""
+BLOCKS_AND_FULL = (
+    *(WITHOUT_BLOCKS[0], *BLOCK_CELLS[:4], WITHOUT_BLOCKS[1], BLOCK_CELLS[4], WITHOUT_BLOCKS[2]),
+    *(WITHOUT_BLOCKS[3], BLOCK_CELLS[5], WITHOUT_BLOCKS[4]),
+)
 CHANCE = {"": 0.03, "lm1b": 0.05, "ptb": 0.1}
 """The largest difference between two trainings of one method, in nats per token, by test set. Intervals over blocks do
 not cover it. (The largest of three pairs were those of ar@1024: 0.041 on 1BW, 0.087 on PTB.)"""
@@ -221,15 +226,17 @@ def _bounds(rows: Rows, cells: Sequence[str]) -> str:
 
 
 def _blocks(rows: Rows) -> dict[str, str]:
-    """The tables of the cells in blocks that are done, next to full diffusion."""
+    """The tables of the cells in blocks that have results, and of the cells without blocks of the same lengths."""
     done = [cell for cell in BLOCK_CELLS if rows.finished(cell) is not None]
     if not done:
-        return dict.fromkeys(
-            ("blocks-bounds", "blocks-samples", "blocks-speed"), f"{NOT_YET}: no row has been trained."
-        )
+        return dict.fromkeys(("blocks-bounds", "blocks-samples", "blocks-speed"), NO_ROW)
+    lengths = dict.fromkeys(read_cell(cell).length for cell in done)
+    others = [cell for cell in WITHOUT_BLOCKS if read_cell(cell).length in lengths and rows.finished(cell)]
+    shown = [cell for cell in BLOCKS_AND_FULL if cell in done or cell in others]
+    real = "".join(_real(rows, length or rows.protocol.get("length"), one_by_one=True) for length in lengths)
     return {
-        "blocks-bounds": _bounds(rows, [cell for cell in BLOCKS_AND_FULL if cell in done or cell not in BLOCK_CELLS]),
-        "blocks-samples": _generative(rows, done) + _real(rows, rows.protocol.get("length"), ""),
+        "blocks-bounds": _bounds(rows, shown),
+        "blocks-samples": _generative(rows, shown, one_by_one=True) + real,
         "blocks-speed": _speed(rows, done),
     }
 
@@ -401,17 +408,22 @@ def _verdict(intervals: Mapping[str, tuple[float, float]]) -> str:
 # Generative perplexity
 
 
-def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float] | None = None) -> str:
-    """Entropy and mean perplexity of the samples drawn in the most steps, by each judge, and in the paper."""
-    names = _judges(rows)
+def _generative(
+    rows: Rows, cells: Sequence[str], papers: Mapping[str, float] | None = None, one_by_one: bool = False
+) -> str:
+    """Entropy and mean perplexity of the samples drawn in the most steps, by each judge, and in the paper; if
+    `one_by_one`, of those drawn in as many steps as tokens, without the judge `ar`."""
+    names = _judges(rows, one_by_one)
     heads = " | ".join((*(f"by {name} [95%]" for name in names), *(["paper"] if papers else [])))
     lines = [f"| generative perplexity | entropy | {heads} |", f"|---|--:|{'--:|' * (len(names) + bool(papers))}"]
-    for title, _, row in rows.of(cells):
+    for title, cell, row in rows.of(cells):
         paper = [f" {_plain(papers.get(_without_recipe(title)))} |"] if papers else []
         if row is None:
             lines.append(f"| {title} | {NOT_YET} |{f' {NOT_YET} |' * len(names)}{''.join(paper)}")
             continue
         steps = max(row["samples"], key=int)
+        of_length = str(read_cell(cell).length or rows.protocol["length"])
+        steps = of_length if one_by_one and of_length in row["samples"] else steps
         sampled, paper = row["samples"][steps], paper if steps == "1024" else ["  |"] * len(paper)
         found = "".join(f" {_judged(sampled['judges'].get(name))} |" for name in names)
         lines.append(f"| {title} | {sampled['token_entropy']:.2f} |{found}{''.join(paper)}")
@@ -434,21 +446,23 @@ def _speed(rows: Rows, cells: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _real(rows: Rows, length: int | None, paper: str = " |") -> str:
-    """Lines for held-out text of this length, in a table of samples with or without a column of the paper."""
-    lines = ""
+def _real(rows: Rows, length: int | None, one_by_one: bool = False) -> str:
+    """Lines for held-out text of this length, in a table of samples."""
+    lines, of_length = "", "" if length == rows.protocol.get("length") else f"@{length}"
     for name, text in rows.held_out_texts.get(str(length), {}).items():
-        found = [_judged(text["judges"].get(judge)) for judge in _judges(rows)]
-        lines += f"\n| held-out {name} | {text['token_entropy']:.2f} | {' | '.join(found)} |{paper}"
+        found = [_judged(text["judges"].get(judge)) for judge in _judges(rows, one_by_one)]
+        lines += f"\n| held-out {name}{of_length} | {text['token_entropy']:.2f} | {' | '.join(found)} |"
+        lines += "" if one_by_one else " |"
     return lines
 
 
-def _judges(rows: Rows) -> list[str]:
-    found = ["ar", "smollm2"]
+def _judges(rows: Rows, independent: bool = False) -> list[str]:
+    """The judges of samples; without `ar`, which is a row itself, if `independent`."""
+    found = ["smollm2"] if independent else [OWN_JUDGE, "smollm2"]
     for record in rows.cells.values():
         for row in record.get("final", {}).get("rows", {}).values():
             found += [name for sampled in row["samples"].values() for name in sampled["judges"]]
-    return list(dict.fromkeys(found))
+    return [name for name in dict.fromkeys(found) if not (independent and name == OWN_JUDGE)]
 
 
 def _judged(record: Mapping[str, Any] | None) -> str:

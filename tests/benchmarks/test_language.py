@@ -15,7 +15,7 @@ import pytest
 import cedd
 from cedd.data.packing import evenly_spaced
 from cedd.training.config import from_json
-from tests.benchmarks.scripts import BENCHMARKS, definitions
+from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 
 BENCHMARK = BENCHMARKS / "language.py"
 PAGE = BENCHMARK.parents[1] / "docs" / "results" / "language.md"
@@ -162,7 +162,7 @@ def test_a_cell_in_blocks_has_an_exact_likelihood_and_a_speed(benchmark, argumen
     assert final["speed"]["2"]["tokens_per_second"] > 0
     made = benchmark.tables(done.content, arguments)
     assert "| cedd-star/absorb/4, exact |" in made["blocks-bounds"]
-    assert made["blocks-samples"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
+    assert "\n| cedd-star/absorb/4 | " in made["blocks-samples"]
     assert made["blocks-speed"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
     assert "not yet" not in made["blocks-speed"]
 
@@ -275,6 +275,51 @@ def test_the_page_has_what_the_results_say(benchmark):
     text = PAGE.read_text()
     for name in ("summary", "differences"):
         assert f"<!-- {name} -->\n\n{made[name]}\n\n<!-- end of {name} -->" in text, name
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("cedd-star/absorb/4",),
+        ("cedd-star/absorb/16", "cedd-star/absorb/16@1024"),
+        ("cedd-star/absorb/1", "cedd-star/absorb/128", "bayes-star/roulette/16"),
+    ],
+)
+def test_the_page_of_blocks_shows_the_rows_that_there_are(benchmark, cells, tmp_path):
+    """One command adds rows: any of them, with those without blocks of the same lengths."""
+    content = json.loads((BENCHMARK.parent / "results" / "language.json").read_text())
+    full = content["cells"]["cedd-star/absorb"]["final"]["rows"][""]["samples"]
+    full["128"]["token_entropy"] = 9.0  # one network call per token, as in blocks
+    for cell in cells:
+        record = json.loads(json.dumps(content["cells"]["ar@1024" if "@" in cell else "ar"]))
+        (row,) = record["final"]["rows"].values()
+        if benchmark.read_cell(cell).block <= 8:
+            for bounds in row["texts"].values():
+                bounds["exact"] = bounds["tight"] | {"nats_per_token": 0.0, "low": None}
+        record["final"]["speed"] = {"1": {"tokens_per_second": 123.4, "gibibytes": 5.67}}
+        record["final"]["training_gibibytes"] = 8.9
+        content["cells"][cell] = record
+    results, page = tmp_path / "language.json", tmp_path / "blocks.md"
+    results.write_text(json.dumps(content))
+    shutil.copy(PAGE.with_name("blocks.md"), page)
+    assert run(BENCHMARK, "--table", str(results), "--page", str(page))[0] == 0
+    text = page.read_text()
+    assert text.count("123.4 | 5.67 |") == len(cells)
+    for cell in cells:
+        assert text.count(f"\n| {cell} | ") == 3
+        assert (f"| {cell}, exact | 1.00 | " in text) == cell.endswith(("/1", "/4"))
+    long = any("@" in cell for cell in cells)
+    assert ("| ar@1024 |" in text, "| held-out wikipedia@1024 |" in text) == (long, long)
+    assert ("| cedd-star/absorb | 9.00 |" in text) == any("@" not in cell for cell in cells)
+    assert "not yet" not in text
+
+
+def test_rows_can_be_added_to_the_kept_results(benchmark):
+    """The recipe in their protocol is the current one, by its current names."""
+    results = BENCHMARK.parent / "results" / "language.json"
+    benchmark_now = benchmark.Language(benchmark.Arguments(results=results))
+    protocol = benchmark_now.as_now(json.loads(results.read_text())["protocol"])
+    assert protocol["recipe"] == json.loads(json.dumps(benchmark.common_settings(benchmark_now.arguments)))
 
 
 def test_both_bounds_and_their_order_over_seeds_are_shown(benchmark):
