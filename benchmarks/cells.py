@@ -144,6 +144,9 @@ class Benchmark(ABC):
         """A protocol from a file, with defaults for settings that the file lacks."""
         return protocol
 
+    def check_rows(self, content: Mapping[str, Any]) -> None:  # noqa: B027 - the protocol covers most
+        """Raise a ValueError if new rows could not be compared with those of a results file."""
+
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
         """The expected time of a cell from start to end: the median of the finished cells."""
         done = [record["seconds"] for record in content["cells"].values() if record["finished"]]
@@ -178,7 +181,7 @@ class Benchmark(ABC):
         """The results in Markdown, each table by the name of its marker in a page."""
 
     @abstractmethod
-    def over_seeds(self, contents: Sequence[Mapping[str, Any]]) -> str:
+    def over_seeds(self, contents: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> str:
         """The results of several files, each of another seed, in Markdown."""
 
     @abstractmethod
@@ -381,6 +384,7 @@ class Results:
             refuse_other_protocol(path, benchmark.as_now(self.content.setdefault("protocol", protocol)), protocol)
         if benchmark.arguments.only:
             refuse_other_seed(path, self.content, benchmark.arguments.seed)
+            benchmark.check_rows(self.content)
         self.written = as_written(self.content)
         """The content of the file when it was last read or written."""
 
@@ -724,7 +728,7 @@ def answer(kind: type[Benchmark], arguments: CellArguments) -> int:
         shown = [kind(replace(arguments, results=path)) for path in arguments.table]  # with what lies beside it
         contents = [read_results(one.arguments.results, one) for one in shown]
         if len(contents) > 1:
-            print(benchmark.over_seeds(contents))
+            print(benchmark.over_seeds(contents, arguments.table))
         else:
             check_outputs(shown[0], contents[0])
             show(shown[0], contents[0])

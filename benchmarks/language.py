@@ -5,6 +5,8 @@
     python benchmarks/language.py --only cedd-star/absorb/4 cedd-star/absorb/16 --minutes 8
     python benchmarks/language.py --only --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/language.py --table benchmarks/results/language.json --page docs/results/language.md
+    python benchmarks/language.py --seed 1 --orders 64 --results seed1.json --out runs/seed1 --only cedd-star/absorb
+    python benchmarks/language.py --table benchmarks/results/language.json seed1.json
 
 A cell is METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE] (language_cells.py); how cells are scheduled, resumed and recorded is
 in cells.py. All are trained by the package's trainer on the same text, for the same number of steps of the same number
@@ -52,13 +54,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cells import Benchmark, Results, Turn, main, make_writable
 from language_cells import USUAL, Arguments, common_settings, configuration, read_cell
 from language_measure import LanguageHooks, judge_rows, judge_texts
-from language_tables import draw, over_seeds, tables
+from language_seeds import check_orders, over_seeds
+from language_tables import Rows, draw, tables
 from language_text import Texts
 
 from cedd.data.training_data import TrainingData
@@ -118,6 +122,10 @@ class Language(Benchmark):
         recipe = {RENAMED.get(name, name): value for name, value in protocol.get("recipe", {}).items()}
         return {**protocol, "recipe": added | recipe}
 
+    def check_rows(self, content: Mapping[str, Any]) -> None:
+        if self.arguments.orders:
+            check_orders(Rows(content, self.arguments))
+
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
         timed = any(record["finished"] for record in content["cells"].values())
         return super().seconds(cell, content) if timed else EXPECTED_SECONDS
@@ -148,8 +156,9 @@ class Language(Benchmark):
     def tables(self, content: Mapping[str, Any]) -> Mapping[str, str]:
         return tables(content, self.arguments)
 
-    def over_seeds(self, contents: Sequence[Mapping[str, Any]]) -> str:
-        return over_seeds(contents)
+    def over_seeds(self, contents: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> str:
+        files = zip(contents, paths, strict=True)
+        return over_seeds([Rows(content, replace(self.arguments, results=path)) for content, path in files])
 
     def draw(self, content: Mapping[str, Any], path: Path) -> None:
         draw(content, path)

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import chain, pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from cells import different_seeds, mean_with_interval, with_curves
+from cells import with_curves
 from language_cells import (
     BLOCK_CELLS,
     LONG,
@@ -22,7 +22,6 @@ from language_cells import (
     RECIPES,
     SHARES,
     Arguments,
-    own_settings,
     read_cell,
 )
 from language_measure import OWN_JUDGE, key, stored
@@ -140,10 +139,11 @@ class Rows:
         """The names of the held-out texts."""
         return list(self.protocol.get("corpus", {"wikipedia": None, "books": None}))
 
-    def per_block(self, cell: str, way: str, text: str) -> torch.Tensor:
+    def per_block(self, cell: str, way: str, text: str, bound: str = "tight") -> torch.Tensor:
         """The bound of every block; NaN where it was not stored."""
-        blocks = self.cells[cell]["final"]["rows"][way]["texts"][text]["tight"]["blocks"]
-        found = stored(self.arguments.extras(cell), key("bounds", way, text), blocks)
+        blocks = self.cells[cell]["final"]["rows"][way]["texts"][text][bound]["blocks"]
+        kind = "bounds" if bound == "tight" else bound
+        found = stored(self.arguments.extras(cell), key(kind, way, text), blocks)
         return torch.full((blocks,), math.nan) if found is None else torch.from_numpy(found.astype(np.float64))
 
 
@@ -245,13 +245,14 @@ def weighted_bounds(rows: Rows, cells: Sequence[str]) -> str:
     """`tight` and the importance-weighted bound on the same blocks, for rows that have both."""
     texts = [*rows.sets, *rows.held_out]
     heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
-    lines = [f"| nats per token: tight, importance (difference) | K | {' | '.join(heads)} |"]
-    lines.append(f"|---|--:|{'--:|' * len(heads)}")
+    lines = [f"| nats per token: tight, importance (difference) | K | blocks | {' | '.join(heads)} |"]
+    lines.append(f"|---|--:|--:|{'--:|' * len(heads)}")
     for title, _, row in rows.of(cells):
         found = {text: row["texts"][text].get("importance") for text in texts} if row is not None else {}
-        if orders := {record["orders"] for record in found.values() if record}:
-            shown = " | ".join(_both_bounds(record) for record in found.values())
-            lines.append(f"| {title} | {', '.join(map(str, sorted(orders)))} | {shown} |")
+        if measured := [record for record in found.values() if record]:
+            shown = [", ".join(map(str, sorted({one[name] for one in measured}))) for name in ("orders", "blocks")]
+            shown += [_both_bounds(record) for record in found.values()]
+            lines.append(f"| {title} | {' | '.join(shown)} |")
     return "\n".join(lines) if len(lines) > 2 else "No row has an importance-weighted bound yet."
 
 
@@ -261,10 +262,10 @@ def _both_bounds(record: Mapping[str, Any] | None) -> str:
     if None in (record["nats_per_token"], record["tight_of_blocks"]):
         return "∞"
     if record["less_tight"] == 0:
-        return f"{record['nats_per_token']:.3f}, exact"
+        return f"{record['nats_per_token']:.4f}, exact"
     less, error = record["less_tight"], record["less_tight_stderr"]
-    difference = f"{less:+.3f}" + ("" if error is None else f" ± {error:.3f}")
-    return f"{record['tight_of_blocks']:.3f}, {record['nats_per_token']:.3f} ({difference})"
+    difference = f"{less:+.4f}" + ("" if error is None else f" ± {error:.4f}")
+    return f"{record['tight_of_blocks']:.4f}, {record['nats_per_token']:.4f} ({difference})"
 
 
 def _quoted(rows: Rows) -> str:
@@ -598,48 +599,3 @@ def curves_figure(content: Mapping[str, Any]) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel("held-out bound, nats per token")
     return figure
-
-
-def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
-    """The held-out bound after the last step, for each cell in all files: one column per seed, and the mean."""
-    protocols = [content.get("protocol", {}) for content in contents]
-    names = dict.fromkeys(name for protocol in protocols for name in protocol)
-    if different := [name for name in names if any(p.get(name) != protocols[0].get(name) for p in protocols)]:
-        raise ValueError(f"these results files are of different protocols ({', '.join(different)} differ)")
-    finished = [{cell for cell, record in content["cells"].items() if "final" in record} for content in contents]
-    shared = [cell for cell in contents[0]["cells"] if all(cell in found for found in finished)]
-    if not shared:
-        raise ValueError("these results files have no finished cell in common")
-    records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
-    plain = contents[0].get("protocol", {}).get("recipe", {})
-    seeds = different_seeds(records, lambda _, record: own_settings(record, plain) | {"seed": record["seed"]})
-    heads = " | ".join((*(f"seed {seed}" for seed in seeds), "mean"))
-    lines = [f"| held-out bound, nats per token | {heads} |", f"|---|{'--:|' * (len(seeds) + 1)}"]
-    for cell, runs in records.items():
-        values = torch.tensor([_held_out_nats(run["curve"][-1]) for run in runs], dtype=torch.float64)
-        shown = " | ".join(f"{value:.3f}" for value in values.tolist())
-        lines.append(f"| {cell} | {shown} | {mean_with_interval(values)} |")
-    return "\n".join((*lines, "", order_over_seeds(records)))
-
-
-def order_over_seeds(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Differences of neighbours in the paper's order: the mean over seeds with a 95% interval by Student's t, which
-    covers the variance of training."""
-    lines = ["| nats per token, mean over seeds [95%] | bound | text | difference | agrees with the paper |"]
-    lines.append("|---|---|---|--:|---|")
-    for better, worse, process in PAPERS_ORDER:
-        runs = [records.get(f"{method}/{process}") for method in (better, worse)]
-        if None in runs:
-            continue
-        first, second = ([run["final"]["rows"][""]["texts"] for run in each] for each in runs if each is not None)
-        for text, bound in product(first[0], ("tight", "importance")):
-            values = [(a[text].get(bound), b[text].get(bound)) for a, b in zip(first, second, strict=True)]
-            pairs = [(a["nats_per_token"], b["nats_per_token"]) for a, b in values if a and b]
-            if len(pairs) < len(first) or None in chain(*pairs):
-                continue
-            mean, error = mean_and_stderr(torch.tensor([a - b for a, b in pairs], dtype=torch.float64))
-            half = student_quantile(len(pairs) - 1) * error
-            agrees = "yes" if mean + half < 0 else "no" if mean - half > 0 else "undecided"
-            shown = f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
-            lines.append(f"| {better} − {worse}, {process} | {bound} | {text} | {shown} | {agrees} |")
-    return "\n".join(lines)

@@ -67,7 +67,7 @@ class Spelling(Benchmark):
     def tables(self, content: Mapping[str, Any]) -> Mapping[str, str]:
         return tables(content)
 
-    def over_seeds(self, contents: Sequence[Mapping[str, Any]]) -> str:
+    def over_seeds(self, contents: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> str:
         return over_seeds(contents)
 
     def draw(self, content: Mapping[str, Any], path: Path) -> None:

@@ -25,7 +25,9 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog"
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return definitions("cells", "language_cells", "language_text", "language_measure", "language_tables", "language")
+    return definitions(
+        "cells", "language_cells", "language_text", "language_measure", "language_tables", "language_seeds", "language"
+    )
 
 
 def write_data(root):
@@ -322,26 +324,85 @@ def test_rows_can_be_added_to_the_kept_results(benchmark):
     assert protocol["recipe"] == json.loads(json.dumps(benchmark.common_settings(benchmark_now.arguments)))
 
 
-def test_both_bounds_and_their_order_over_seeds_are_shown(benchmark):
-    def cell(tight, weighted):
-        importance = {"nats_per_token": weighted, "orders": 4, "tight_of_blocks": tight + 0.5}
-        importance |= {"less_tight": weighted - tight - 0.5, "less_tight_stderr": 0.01}
-        row = {"texts": {"books": {"tight": {"nats_per_token": tight}, "importance": importance}}}
-        return {"final": {"rows": {"": row}}}
+def row_of(tight, importance=None, orders=4):
+    """A row of one text, by the bounds of its blocks; `importance` is of evenly spaced ones."""
+    found = {"tight": {"nats_per_token": float(np.mean(tight)), "stderr_of_blocks": 0.1, "blocks": len(tight)}}
+    if importance is not None:
+        of_blocks = float(np.mean(tight[evenly_spaced(len(tight), len(importance))]))
+        less = float(np.mean(importance)) - of_blocks
+        found["importance"] = {"nats_per_token": float(np.mean(importance)), "blocks": len(importance)}
+        found["importance"] |= {"orders": orders, "tight_of_blocks": of_blocks, "less_tight": less}
+        found["importance"] |= {"less_tight_stderr": 0.01, "stderr_of_blocks": 0.1}
+    return {"final": {"rows": {"": {"texts": {"books": found}}}}}
 
-    cells = {"cedd-star/absorb": cell(4.0, 3.9), "cedd/absorb": cell(4.1, 4.0)}
-    content = {"cells": cells, "protocol": {"test_sets": [], "corpus": {"books": None}}}
-    shown = benchmark.weighted_bounds(benchmark.Rows(content, None), list(cells)).splitlines()
-    assert shown[3] == "| cedd/absorb | 4 | 4.600, 4.000 (-0.600 ± 0.010) |"
-    seeds = {
-        "cedd-star/absorb": [cell(4.0, 3.9), cell(4.02, 3.9), cell(4.01, 4.0)],
-        "cedd/absorb": [cell(4.1, 4.0), cell(4.11, 3.9), cell(4.12, 3.95)],
-    }
-    lines = benchmark.order_over_seeds(seeds).splitlines()
-    # Differences -0.1, -0.09 and -0.11: the standard error is 0.01 / sqrt(3), and t = 4.303.
-    assert lines[2] == "| cedd-star − cedd, absorb | tight | books | -0.1000 (-0.1248 to -0.0752) | yes |"
-    assert lines[3].endswith("| undecided |")
-    assert len(lines) == 4
+
+def results_of(benchmark, path, seed, cells, orders=4):
+    """The rows of a results file, from the bounds of the blocks of each cell."""
+    arguments = benchmark.Arguments(results=path, seed=seed)
+    content = {"cells": {}, "protocol": {"test_sets": [], "corpus": {"books": None}, "recipe": {}}}
+    path.with_suffix("").mkdir()
+    for cell, (tight, *weighted) in cells.items():
+        config = benchmark.to_json(benchmark.configuration(arguments, cell))
+        content["cells"][cell] = row_of(tight, *weighted, orders=orders) | {"config": config, "seed": seed}
+        arrays = dict(zip(("bounds/books", "importance/books"), (tight, *weighted), strict=False))
+        np.savez(arguments.extras(cell), **arrays)
+    return benchmark.Rows(content, arguments)
+
+
+def test_both_bounds_are_shown_with_their_orders_and_blocks(benchmark):
+    cell = row_of(np.array([4.6, 4.5]), np.array([4.0]))
+    content = {"cells": {"cedd/absorb": cell}, "protocol": {"test_sets": [], "corpus": {"books": None}}}
+    shown = benchmark.weighted_bounds(benchmark.Rows(content, None), ["cedd/absorb"]).splitlines()
+    assert shown[2] == "| cedd/absorb | 4 | 1 | 4.6000, 4.0000 (-0.6000 ± 0.0100) |"
+
+
+def test_the_order_over_seeds_includes_the_variance_of_training(benchmark, tmp_path):
+    """Only the second seed has the importance-weighted bound, and only the first one has ar."""
+    flat = np.zeros(4)
+    first = {"cedd-star/absorb": (flat + 4.0,), "cedd/absorb": (flat + 4.1,), "ar": (flat + 3.5,)}
+    second = {"cedd-star/absorb": (flat + 4.1, flat[:2] + 3.9), "cedd/absorb": (flat + 4.18, flat[:2] + 3.99)}
+    files = [results_of(benchmark, tmp_path / f"{n}.json", n, cells) for n, cells in enumerate((first, second))]
+    by_seed, order, verdicts, distance = benchmark.over_seeds(files).split("\n\n")
+    assert "| cedd-star/absorb | tight | books | 4.0000 | 4.1000 | 4.0500 | 0.0707 |" in by_seed
+    assert "| cedd-star/absorb | importance | books | – | 3.9000 | 3.9000 | – |" in by_seed
+    # The residuals are ±0.005: the standard deviation is 0.01, and t = 12.706 with one degree of freedom.
+    assert "| cedd-star − cedd, absorb | tight | books | 2 | -0.0900 [-0.2171, +0.0371] | undecided |" in order
+    assert "| cedd-star − cedd, absorb | importance | books | 1 | -0.0900 [-0.2697, +0.0897] | undecided |" in order
+    assert "- cedd-star < cedd on absorb, books, by tight: undecided (cedd-star − cedd)" in verdicts
+    # On the same blocks: 0.6 above ar, of which 64 orders remove 0.2.
+    line = "| cedd-star/absorb | books | 4 | 1 | 0.6000 ± 0.0000 | 0.2000 ± 0.0000 (33%) | 0.4000 ± 0.0000 (67%) |"
+    assert line in distance
+
+
+@pytest.mark.parametrize(("tight", "verdict"), [((4.0, 4.1, 4.2), "holds"), ((4.2, 4.1, 4.0), "contradicted")])
+def test_an_order_that_differs_equally_for_all_seeds_is_decided(benchmark, tmp_path, tight, verdict):
+    names = ("cedd-star/absorb", "cedd/absorb", "sedds/absorb")
+    files = [
+        results_of(
+            benchmark,
+            tmp_path / f"{seed}.json",
+            seed,
+            {name: (np.arange(4) + level + 0.5 * seed,) for name, level in zip(names, tight, strict=True)},
+        )
+        for seed in range(2)
+    ]
+    assert f"- cedd-star < cedd < sedds on absorb, books, by tight: {verdict}" in benchmark.over_seeds(files)
+
+
+def test_rows_of_other_orders_are_not_compared(benchmark, tmp_path):
+    cells = {"cedd/absorb": (np.ones(4), np.ones(2) / 2)}
+    files = [results_of(benchmark, tmp_path / f"{n}.json", n, cells, orders=n + 4) for n in range(2)]
+    with pytest.raises(ValueError, match="4 orders of 2 blocks for cedd/absorb, but of 5 orders of 2 blocks"):
+        benchmark.over_seeds(files)
+    (rows, _), asked = files, {"orders": 4, "order_blocks": 2, "order_texts": ("books",)}
+    for change in ({}, {"order_blocks": 3}, {"orders": 8}, {"order_texts": ("wikipedia",)}):
+        language = benchmark.Language(replace(rows.arguments, **(asked | change)))
+        if change:
+            with pytest.raises(ValueError, match=rf"another protocol \({next(iter(change))} of cedd/absorb differ\)"):
+                language.check_rows({"cells": rows.cells})
+        else:
+            language.check_rows({"cells": rows.cells})
+    benchmark.Language(rows.arguments).check_rows({"cells": rows.cells})  # without --orders
 
 
 @pytest.mark.slow
