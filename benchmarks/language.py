@@ -157,7 +157,8 @@ class Language(Benchmark):
         return tables(content, self.arguments)
 
     def over_seeds(self, contents: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> str:
-        files = zip(contents, paths, strict=True)
+        now = [{**content, "protocol": self.as_now(content.get("protocol", {}))} for content in contents]
+        files = zip(now, paths, strict=True)
         return over_seeds([Rows(content, replace(self.arguments, results=path)) for content, path in files])
 
     def draw(self, content: Mapping[str, Any], path: Path) -> None:

@@ -362,7 +362,10 @@ def test_the_order_over_seeds_includes_the_variance_of_training(benchmark, tmp_p
     first = {"cedd-star/absorb": (flat + 4.0,), "cedd/absorb": (flat + 4.1,), "ar": (flat + 3.5,)}
     second = {"cedd-star/absorb": (flat + 4.1, flat[:2] + 3.9), "cedd/absorb": (flat + 4.18, flat[:2] + 3.99)}
     files = [results_of(benchmark, tmp_path / f"{n}.json", n, cells) for n, cells in enumerate((first, second))]
-    by_seed, order, verdicts, distance = benchmark.over_seeds(files).split("\n\n")
+    contents = [{"cells": rows.cells, "protocol": dict(rows.protocol)} for rows in files]
+    contents[0]["protocol"]["recipe"] = {"model.told": "sigma"}  # an earlier name
+    language, paths = benchmark.Language(files[0].arguments), [rows.arguments.results for rows in files]
+    by_seed, order, verdicts, distance = language.over_seeds(contents, paths).split("\n\n")
     assert "| cedd-star/absorb | tight | books | 4.0000 | 4.1000 | 4.0500 | 0.0707 |" in by_seed
     assert "| cedd-star/absorb | importance | books | – | 3.9000 | 3.9000 | – |" in by_seed
     # The residuals are ±0.005: the standard deviation is 0.01, and t = 12.706 with one degree of freedom.
