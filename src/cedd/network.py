@@ -72,8 +72,9 @@ class Capabilities:
     """`features(..., attention=pattern)` takes an `AttentionPattern`. Together with `token_times`, or without time
     conditioning, block diffusion needs no more (`cedd.block_layout`)."""
     static_cache: bool = False
-    """`cache.at(positions)` is the cache for a call whose tokens have these positions, and attend to all positions for
-    which it has room, as their attention pattern lets them: a call that can be recorded as a CUDA graph."""
+    """`cache.at(positions)` is the cache for a call whose tokens have these consecutive positions, and attend to each
+    other and to all earlier positions: a call that can be recorded as a CUDA graph. It is passed with the attention
+    pattern that says so, over all positions for which the cache has room."""
     causal_past: bool = False
     """In block diffusion clean tokens attend to those up to their own position only, not to all of their block."""
     causal: bool = False

@@ -12,6 +12,7 @@ from cedd.models.kernels import attention as attention_module
 from cedd.models.kernels.attention import attend, project
 from cedd.models.kernels.rotation import rotary_tables, rotate
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import AttentionPattern
 from tests.interpreted import compiled_for_a_chip, run_interpreted
 
 SHAPES = [(2, 7, 3, 32), (1, 16, 2, 64), (2, 1, 1, 32), (1, 33, 1, 128), (1, 128, 2, 64)]
@@ -150,6 +151,84 @@ def check_rotation(device, tolerance, dtype=torch.float32):
         rotate_in_place(got, cosine, sine)
         assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
         assert torch.equal(got[:, :, 2], qkv[:, :, 2])
+
+
+def check_cached(device, tolerance, dtype=torch.float32):
+    """New positions after a cache of which some tiles are filled, and what is written into it; not another entry."""
+    from cedd.models.kernels.cached_attention_triton import attend_cached
+
+    for (batch, new, heads, width), past, room in (
+        ((2, 16, 3, 32), 0, 16),
+        ((2, 4, 2, 32), 70, 80),
+        ((1, 33, 1, 64), 128, 200),
+    ):
+        for largest_score in (None, 12.0):
+            qkv, tables, _ = inputs((batch, past + new, heads, width), torch.float64, device)
+            cosine, sine = tables
+            rotated = rotate(qkv.detach(), cosine.double(), sine.double())
+            _, keys, values = (part.clone() for part in rotated.transpose(1, 3).unbind(2))
+            if largest_score is not None:
+                keys *= (keys.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+            wanted = plain_of_rotated(rotated, False, largest_score)[:, past:]
+            cache = [torch.full((batch, heads, room, width), torch.nan, dtype=dtype, device=device) for _ in range(2)]
+            for part, known in zip(cache, (keys, values), strict=True):
+                part[:, :, :past] = known[:, :, :past].to(dtype)
+            part = qkv.detach()[:, past:].to(dtype)
+            positions = torch.arange(past, past + new, device=device)
+            got = attend_cached(part, cosine[past:], sine[past:], positions, *cache, largest_score)
+            assert (got.double() - wanted).norm() < tolerance * wanted.norm()
+            for written, known in zip(cache, (keys, values), strict=True):
+                expected = known[:, :, past:]
+                assert (written[:, :, past : past + new].double() - expected).norm() < tolerance * expected.norm()
+                assert written[:, :, past + new :].isnan().all()
+
+
+def check_network_after_a_cache():
+    """The same features and cache as by torch's attention over all of the room."""
+    torch.manual_seed(0)
+    changes = {"dropout": 0.0, "largest_score": 12.0, "length": 40}
+    model = Transformer(config_from_preset("tiny", vocab_size=50, has_mask=True, **changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    x, sigma, found = torch.randint(51, (2, 24)), torch.rand(2), []
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), torch.autocast("cpu", torch.float16):
+        for short in (128, 0):
+            patch.setattr(attention_module, "takes_kernels", lambda tensor: True)
+            patch.setattr(attention_module, "SHORT", short)
+            cache, made = model.new_cache(2, 40), []
+            for start in range(0, 24, 8):
+                positions = torch.arange(start, start + 8)
+                visible = (torch.arange(40) < start + 8).repeat(8, 1)
+                here = {"cache": cache.at(positions), "attention": AttentionPattern(visible, positions)}
+                made.append(model.features(x[:, start : start + 8], sigma, **here))
+            found.append((torch.cat(made, 1), cache.keys, cache.values))
+    for ours, torchs in zip(*found, strict=True):
+        assert (ours.float() - torchs.float()).norm() <= 5e-3 * torchs.float().norm()
+        assert not torch.equal(ours, torchs)
+
+
+def test_after_a_cache_interpreted():
+    code = "from tests.models.test_attention import *; check_cached('cpu', 2e-6); check_network_after_a_cache()"
+    run_interpreted(code)
+
+
+def test_the_kernel_after_a_cache_compiles_for_a_chip():
+    pytest.importorskip("triton")
+    from cedd.models.kernels.cached_attention_triton import TILE, WARPS, _cached_kernel
+
+    types = dict.fromkeys(("qkv", "output", "keys", "values"), "*bf16")
+    types |= {"cosine": "*fp32", "sine": "*fp32", "positions": "*i64", "length": "i32", "room": "i32", "scale": "fp32"}
+    for block, normed in itertools.product((16, 128), (False, True)):
+        constants = {"NORMED": normed, "HALF": 32, "BLOCK": block, "TILE": TILE}
+        aligned = [name for name in types if name not in ("scale", "positions")]
+        assert compiled_for_a_chip(_cached_kernel, types, constants, WARPS, aligned)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)])
+def test_after_a_cache_on_the_device(dtype, tolerance):
+    check_cached("cuda", tolerance, dtype)
 
 
 def test_rotation_interpreted():

@@ -37,7 +37,15 @@ from cedd.models.backbone import Backbone, ParameterGroups, stored_tensors
 from cedd.models.compilation import compile_stack
 from cedd.models.deepening import EMBEDDING, deepened
 from cedd.models.head import VocabularyHead
-from cedd.models.kernels.attention import attend, attend_visible, attention, project, takes_tiles, tiles_of
+from cedd.models.kernels.attention import (
+    attend,
+    attend_after,
+    attend_visible,
+    attention,
+    project,
+    takes_tiles,
+    tiles_of,
+)
 from cedd.models.kernels.gelu import linear_gelu
 from cedd.models.kernels.matmul import matmul_dtype
 from cedd.models.kernels.rotation import rotary_tables
@@ -92,8 +100,8 @@ class KVCache:
         return KVCache(self.keys[:, chosen], self.values[:, chosen], self.length)
 
     def at(self, positions: Tensor) -> KVCache:
-        """The cache for new tokens at these positions [n], which attend to all positions: their attention pattern hides
-        those that are not filled."""
+        """The cache for new tokens at these consecutive positions [n], which attend to each other and to all earlier
+        positions."""
         return _CacheAt(self.keys, self.values, positions=positions)
 
 
@@ -126,9 +134,10 @@ class Attention(nn.Module):
         tiles: BlockMask | None = None,
     ) -> Tensor:
         """visible: [L, L] or [B, L, L] bool, whether query i attends to key j; tiles: the same for FlexAttention."""
-        if cache is None and visible is None:
+        values = self._after(x, rotation, cache) if isinstance(cache, _CacheAt) else None
+        if values is None and cache is None and visible is None:
             values = attend(x, self.qkv, self.heads, rotation, self.causal, self.largest_score)
-        else:
+        elif values is None:
             heads = project(x, self.qkv, self.heads, rotation, self.largest_score)  # each [B, H, L, D/H]
             if cache is not None:
                 keys, values = cache.append(self.layer, heads.keys, heads.values)
@@ -138,6 +147,13 @@ class Attention(nn.Module):
             else:
                 values = attention(*heads, **self._which(x, cache)).transpose(1, 2)
         return self.output(values.flatten(2))
+
+    def _after(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: _CacheAt) -> Tensor | None:
+        """Attention at the positions of the cache in one kernel; None where there is none."""
+        if self.causal:
+            return None
+        room = cache.positions, cache.keys[self.layer], cache.values[self.layer]
+        return attend_after(x, self.qkv, self.heads, rotation, self.largest_score, *room)
 
     def _which(self, x: Tensor, cache: KVCache | None) -> dict[str, Any]:
         """The options of attention after a cache: all positions, or earlier ones if causal."""

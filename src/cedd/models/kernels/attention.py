@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cedd.device import takes_kernels
+from cedd.device import runs_alone, takes_kernels
 from cedd.models.kernels import EPSILON, at_least_float32
 from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
 from cedd.models.kernels.rotation import Heads, project_and_rotate
@@ -61,6 +61,27 @@ def attend(
 
         return attend_short(projection(x).unflatten(-1, (3, heads, -1)), *rotation, causal, largest_score)
     return attention(*project(x, projection, heads, rotation, largest_score), is_causal=causal).transpose(1, 2)
+
+
+def attend_after(
+    x: Tensor,
+    projection: nn.Linear,
+    heads: int,
+    rotation: tuple[Tensor, Tensor],
+    largest_score: float | None,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor | None:
+    """o [B, n, H, W] of x [B, n, D] at consecutive positions [n], which attends to itself and to all earlier positions
+    in the cache [B, H, P, W], and whose keys and values are written there; None where one kernel does not do it."""
+    fits = is_short(x, heads) and x.shape[1] * keys.shape[-1] <= SHORT * 64
+    if not (fits and runs_alone() and keys.dtype.itemsize == 2 and keys.is_contiguous()):
+        return None
+    from cedd.models.kernels.cached_attention_triton import attend_cached
+
+    qkv = projection(x).unflatten(-1, (3, heads, -1)).to(keys.dtype)
+    return attend_cached(qkv, *rotation, positions, keys, values, largest_score)
 
 
 def project(
