@@ -176,29 +176,22 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
 
 def _shown(rows: Rows) -> dict[str, str]:
     """Names and titles of the texts that the page shows: a test set with a figure of the paper, and held-out text."""
-    titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
+    titles = {**rows.sets, **{name: f"held-out {name.title()}" for name in rows.held_out}}
     return {name: titles[name] for name in ("wikitext2", "wikipedia") if name in titles}
 
 
 def _summary(rows: Rows) -> str:
-    """A line per row: its bounds on the shown texts, j1, its samples, and the paper's figures."""
-    texts, papers = _shown(rows), {**PAPER_SHARES, **PAPER_GENERATIVE}
-    j1 = "wikitext2" in texts
-    heads = [*(f"{title}, at most" for title in texts.values()), *(["J1", "paper"] if j1 else [])]
-    heads += ["samples, by smollm2", "paper", "entropy"]
-    lines = [f"| perplexity | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
+    """A line per row: its bounds on the shown texts, and the paper's j1 on the first one."""
+    texts = _shown(rows)
+    paper = "wikitext2" in texts
+    heads = [*texts.values(), *([f"the paper's J1, {texts['wikitext2']}"] if paper else [])]
+    lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
     for title, _, row in rows.of((*MAIN, *SHARES[1:], *LONG_CELLS)):
-        if row is None:
-            lines.append(f"| {title} |{f' {NOT_YET} |' * len(heads)}")
-            continue
-        found, name = [_perplexity(row["texts"][text]["tight"]) for text in texts], _without_recipe(title)
-        if j1:
-            paper = PAPER.get(name, (None,) * len(SETS))[list(SETS).index("wikitext2")]
-            found += [_j1(row["texts"]["wikitext2"]), _plain(paper)]
-        steps = max(row["samples"], key=int)
-        sampled = row["samples"][steps]
-        found += [_judged(sampled["judges"].get("smollm2")), _plain(papers.get(name)) if steps == "1024" else ""]
-        lines.append(f"| {title} | {' | '.join(found)} | {sampled['token_entropy']:.2f} |")
+        found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in texts]
+        if paper:
+            papers = PAPER.get(_without_recipe(title), (None,) * len(SETS))
+            found.append(_plain(papers[list(SETS).index("wikitext2")]))
+        lines.append(f"| {title} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
@@ -351,7 +344,7 @@ def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], only: Mapping[str
     which the first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
     titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
     texts, heads = [*titles], [*(only or titles).values()]
-    lines = [f"| nats per token, paired by block | {' | '.join(heads)} | ahead | in the paper |"]
+    lines = [f"| nats per token, paired by block | {' | '.join(heads)} | ahead | ahead in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
         names = [f"{method}/{process}" for method in (better, worse)]

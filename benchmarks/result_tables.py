@@ -29,7 +29,8 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 JUDGE = "smollm2.gguf"
 STEPS = (8, 16, 32, 64, 128, 1024)
-SHOWN_STEPS = (8, 32, 128, 1024)
+SHOWN_STEPS = (8, 16, 32, 128)
+SHOWN_STEPS_AT_LOW_ENTROPY = (64, 128, 1024)
 LOW_ENTROPY = 4.1
 RATIO = "its ratio to 1024 steps"
 KINDS = ("replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
@@ -63,11 +64,12 @@ def ratios_to_most_steps(found: Sequence[CurveComparison]) -> str:
 
 def by_sampler(real: Sequence[CurveComparison], low: Sequence[CurveComparison]) -> str:
     """A row for each sampler, a column for each shown number of steps and each of two entropies."""
-    heads = [f"{steps} steps" for steps in SHOWN_STEPS] + [f"{steps} steps, at 4.1 nats" for steps in SHOWN_STEPS[1:]]
+    heads = [f"{steps} steps" for steps in SHOWN_STEPS]
+    heads += [f"{steps:,} steps, at {LOW_ENTROPY} nats" for steps in SHOWN_STEPS_AT_LOW_ENTROPY]
     lines = [f"| sampler | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     for sampler in dict.fromkeys(one.curve.sampler for one in real):
         cells: list[str] = []
-        for found, shown in ((real, SHOWN_STEPS), (low, SHOWN_STEPS[1:])):
+        for found, shown in ((real, SHOWN_STEPS), (low, SHOWN_STEPS_AT_LOW_ENTROPY)):
             row = {one.curve.steps: one.perplexity for one in found if one.curve.sampler == sampler}
             cells += [interval(row[steps]) if steps in row else "" for steps in shown]
         lines.append(f"| `{sampler}` | {' | '.join(cells)} |")
@@ -90,17 +92,13 @@ def by_steps(found: Sequence[CurveComparison], *, runs: bool, ratios: Sequence[t
 
 
 def with_top_p(cells: Sequence[Point]) -> str:
-    """Perplexity and entropy of each cell of the frontier that is swept by top-p, and the mean over texts."""
-    lines = [
-        "| text | perplexity of the corpus | mean of the texts' perplexities | token entropy |",
-        "|---|--:|--:|--:|",
-    ]
+    """Perplexity and entropy of each cell of the frontier that is swept by top-p."""
+    lines = ["| text | perplexity | token entropy |", "|---|--:|--:|"]
     for point in cells:
         found, setting = figures(point), point.setting
         name = f"{setting.steps} steps, top-p {setting.top_p:g}" if setting.steps else "held-out Wikipedia"
-        perplexities = [found["corpus_perplexity"], found["mean_of_sample_perplexities"]]
-        written = [interval(IntervalEstimate(**one)) for one in perplexities]
-        lines.append(f"| {name} | {' | '.join(written)} | {interval(IntervalEstimate(**found['token_entropy']), 2)} |")
+        perplexity, entropy = (IntervalEstimate(**found[one]) for one in ("corpus_perplexity", "token_entropy"))
+        lines.append(f"| {name} | {interval(perplexity)} | {interval(entropy, 2)} |")
     return "\n".join(lines)
 
 

@@ -168,8 +168,10 @@ KINDS = {
         completed,
         "tiny",
     ),
-    "corrections": corrections(f"corrections by {CORRECTOR}, a common mistake each", correction),
-    "new mistakes": corrections("corrections of longer texts, each with new mistakes", new_mistake),
+    "corrections": corrections(f"corrections by `{CORRECTOR}`: sentences with a common misspelling", correction),
+    "new mistakes": corrections(
+        f"corrections by `{CORRECTOR}`: longer sentences, letters transposed at random", new_mistake
+    ),
 }
 
 
@@ -275,43 +277,33 @@ def sentence(row: dict[str, Any]) -> str:
     )
 
 
-COLUMNS = (
-    "answered",
-    "refused",
-    "answers to another request",
-    "different from a request alone",
-    "one at a time",
-    "with 200 clients",
-    "gain",
-    "computed",
-)
+COLUMNS = ("answered", "refused at first", "wrong", "one at a time", "with 200 clients", "gain", "CPU time per request")
 
 
 def table(found: dict[str, Any]) -> str:
     """The figures for a page."""
-    lines = [f"| requests | {' | '.join(COLUMNS)} |", f"|{'---|' * (1 + len(COLUMNS))}"]
+    lines = [f"| requests | {' | '.join(COLUMNS)} |", f"|---|{'--:|' * len(COLUMNS)}"]
     for kind, row in ((KINDS[name], found[name]) for name in KINDS if name in found):
         cells = (
             f"{row['answered']:,}",
-            row["refused"],
-            row["mixed_up"],
-            f"{row['wrong']} of {row['checked']}",
+            f"{row['refused']}",
+            f"{row['mixed_up'] + row['wrong']}",
             f"{row['alone_per_second']:.2f}/s",
             f"{row['together_per_second']:.2f}/s",
             f"{row['gain']:.1f} times",
             f"{row['alone_computed_ms']:.0f}, {row['together_computed_ms']:.0f} ms",
         )
-        lines.append(f"| {kind.title} | {' | '.join(map(str, cells))} |")
-    said = (
-        f"{found['machine']}, {found['cores']} cores, load average {found['load_average']:.1f} before; it answered "
-        f"{found['start_seconds']:.1f} s after it was started."
+        lines.append(f"| {kind.title} | {' | '.join(cells)} |")
+    text = (
+        f"Single run on {found['cores']} cores ({found['machine']}, load average {found['load_average']:.1f} before). "
+        f"The server started in {found['start_seconds']:.1f} s."
     )
     if memory := found.get("memory"):
-        said += (
-            f" Over {memory['requests']:,} small requests, half of them corrections, the server and its readers had "
-            f"{memory['least_mib']:.0f} to {memory['most_mib']:.0f} MiB, from the first tenth on."
+        text += (
+            f" Over {memory['requests']:,} small requests, half of them corrections, it and its worker processes used "
+            f"{memory['least_mib']:.0f} to {memory['most_mib']:.0f} MiB after the first tenth."
         )
-    return "\n".join([*lines, "", textwrap.fill(said, 120)])
+    return "\n".join([*lines, "", textwrap.fill(text, 120)])
 
 
 def family(process: int) -> Iterator[list[str]]:
