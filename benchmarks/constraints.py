@@ -1,6 +1,7 @@
-"""Whether constrained samples are valid, and what a constraint costs.
+r"""Whether constrained samples are valid, and what a constraint costs.
 
-    python benchmarks/constraints.py english -n 1000 --out constraints.json
+    OMP_NUM_THREADS=1 python benchmarks/constraints.py english -n 18 --temperatures 0.3 0.8 1.5 --steps 4 --length 16 \
+        --device cpu --out benchmarks/results/constraints.json
 
 20 regular expressions and 10 JSON schemas, each at several temperatures. Every sample is checked without the code
 that drew it: by `re.fullmatch`, or by `json.loads` and the validator below. The cost is the CPU time (on a GPU, the

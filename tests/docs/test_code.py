@@ -40,7 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             save_random(folder / "runs" / name, process, tokenizer=tokenizer)
         save_random(folder / "runs" / "ar", "absorb", "ar", tokenizer=tokenizer)
         text = "It was a dark and stormy night, and the rain fell in torrents. " * 60
-        for name in ("book.txt", "letter.txt", "notes.md", "another-book.txt"):
+        for name in ("book.txt", "letter.txt", "notes.md", "test.txt", "another-book.txt"):
             (folder / name).write_text(text)
         (folder / "page.txt").write_text("The ____{5} sat on the ____.")
         (folder / "names.txt").write_text("Holmes\n")
