@@ -100,6 +100,7 @@ def test_policies_resolve_by_what_the_tokenizer_has() -> None:
 
 def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "_CHUNK_CHARACTERS", 1000)  # many chunks from little text
+    monkeypatch.setattr(packing_module, "_CHUNKS_PER_START", 2)
     draw = random.Random(0)
     documents = [" ".join(draw.choices(["the", "cat", "sat", "on.\n"], k=draw.randint(1, 300))) for _ in range(60)]
     contents = []
@@ -110,7 +111,13 @@ def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: p
     assert contents[0] == contents[1] == contents[2]
 
 
-def test_an_error_in_a_worker_is_the_same_clear_line(tmp_path: Path) -> None:
+def test_a_short_text_is_encoded_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "ProcessPoolExecutor", None)
+    assert len(pack(TextCorpus(["ab" * 10]), BYTES, 2, cache=tmp_path, workers=2)) == 10
+
+
+def test_an_error_in_a_worker_is_the_same_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "_CHUNKS_PER_START", 1)
     with pytest.raises(ValueError, match=r"^text: character 'z'.* in 'abz'"):
         pack(TextCorpus(["abz"]), CharTokenizer("ab"), 2, cache=tmp_path, workers=2)
     assert cached_folders(tmp_path) == []
@@ -123,6 +130,7 @@ def _kill_worker(dtype: str, texts: list[str]) -> None:
 def test_a_worker_that_is_killed_is_a_matter_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the system does where memory runs out."""
     monkeypatch.setattr(packing_module, "_encode_in_worker", _kill_worker)
+    monkeypatch.setattr(packing_module, "_CHUNKS_PER_START", 1)
     with pytest.raises(OSError, match="one of 2 processes that encode text was ended") as caught:
         pack(TextCorpus(["ab" * 10]), BYTES, 2, cache=tmp_path, workers=2)
     assert caught.value.errno == errno.ENOMEM

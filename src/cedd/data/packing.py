@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import multiprocessing
 import os
 import warnings
@@ -51,6 +52,7 @@ FORMAT = "cedd-packed-2"
 TOKENS_FILE = "tokens.bin"
 HEADER_FILE = "header.json"
 _CHUNK_CHARACTERS = 1 << 20  # the unit of work, the same for any number of workers
+_CHUNKS_PER_START = 16  # encoded in the time that a worker takes to start; a text of fewer chunks needs no workers
 _VERIFY_BYTES = 2 << 30  # up to this size the checksum is verified at every opening, beyond it only the size
 
 CorpusPart = Literal["all", "train", "validation"]
@@ -331,8 +333,11 @@ def _encode_in_order(
     pieces: Iterator[Piece], tokenizer: Tokenizer, dtype: str, workers: int
 ) -> Iterator[tuple[list[Piece], _Encoded]]:
     """The pieces of each chunk, in order, and their tokens. A bounded number of chunks is in flight."""
-    if workers == 1:
-        for chunk in _chunks(pieces):
+    chunks = _chunks(pieces)
+    begin = list(itertools.islice(chunks, 0 if workers == 1 else _CHUNKS_PER_START))
+    chunks = itertools.chain(begin, chunks)
+    if len(begin) < _CHUNKS_PER_START:
+        for chunk in chunks:
             yield chunk, _encode_chunk(tokenizer, dtype, [p.text for p in chunk])
         return
     start = (tokenizer.kind, tokenizer.definition(), tokenizer.name)
@@ -341,7 +346,7 @@ def _encode_in_order(
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=start) as pool:
         waiting: deque[tuple[list[Piece], Future[_Encoded]]] = deque()
         try:
-            for chunk in _chunks(pieces):
+            for chunk in chunks:
                 job = pool.submit(_encode_in_worker, dtype, [p.text for p in chunk])
                 waiting.append((chunk, job))
                 if len(waiting) > 2 * workers:
