@@ -43,6 +43,7 @@ def make_world(folder: Path) -> None:
     """A model, a run of two steps, data and figures: everything that a command may be given."""
     save_random(folder / "model")
     save_random(folder / "absorb", "absorb", "cedd")
+    save_random(folder / "parent", "absorb", "ar")
     (folder / "book.txt").write_text("It was a dark and stormy night, and the rain fell in torrents. " * 40)
     words = "train tiny --steps 2 --batch.size 2 --data book.txt --out run --evaluation.sequences 2 --log-every 1"
     words += " --model.width 32 --model.depth 1 --model.heads 2"
@@ -108,7 +109,7 @@ ON_A_MODEL = {
     "import": "import foreign --out imported",
     "genppl": "genppl --samples samples.jsonl --judge ./nowhere",
     "train": "train tiny --data book.txt --out trained --steps 1",
-    "adapt": "adapt model --data book.txt --out trained --steps 1 --batch.size 2",
+    "adapt": "adapt parent --data book.txt --out trained --steps 1 --batch.size 2",
     "quickstart": "quickstart --fast --steps 1 --out quick",
     "bench": "bench train --preset tiny --vocab 8 --shapes 1x4 --steps 1 --warmup 0",
     "theory": "theory --vocab 2 --length 1",

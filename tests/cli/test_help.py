@@ -22,10 +22,12 @@ from cedd.methods import METHODS
 from cedd.models.locate import pretrained_names
 from cedd.process import PROCESSES
 from cedd.samplers import GRIDS, SAMPLERS
+from cedd.samplers.registry import named_sampler
 from cedd.schedules import SCHEDULES
 from cedd.training.config import PRESETS
 from tests.cli.helps import help_text
 from tests.options import undescribed
+from tests.tasks.models import save_random
 
 BASH = shutil.which("bash")
 NEED_A_MODEL = {"sample", "infill", "correct", "spelling"}  # that comes with the package
@@ -47,10 +49,13 @@ def helps() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_example_of_a_help_parses(helps: dict[str, str], name: str):
+def test_the_example_of_a_help_parses(helps: dict[str, str], name: str, tmp_path: Path):
     command, *words = example_of(helps[name])
     assert command == name
-    assert parse(name, ["english" if word == "smollm2" else word for word in words])  # what is not there to be adapted
+    if name == "adapt":
+        parent = save_random(tmp_path / "smollm2", "absorb", "ar")
+        words = [str(parent) if word == "smollm2" else word for word in words]
+    assert parse(name, words)
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
@@ -298,6 +303,21 @@ def test_bad_input_is_one_line_that_helps(
     assert said in line
     assert [text for text in before if "Traceback" in text or "│" in text] == []
     assert len(before) <= (1 if words.startswith("quickstart") else 0)  # what it was about to do
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("sdar", "sdar-static or sdar-dynamic or sdar-sequential"),
+        ("LLaDA", "llada"),
+        ("low_confidence", "llada"),
+        ("maskgit_plus", "dream-maskgit-plus"),
+        ("remdm", "remask-capped or remask-rescaled or remask-confidence"),
+    ],
+)
+def test_names_of_samplers_in_other_projects_are_answered_with_ours(name: str, ours: str):
+    with pytest.raises(ValueError, match=f"^unknown sampler '{name}'; use {ours}$"):
+        named_sampler(name)
 
 
 ON_A_TERMINAL = [

@@ -1,6 +1,7 @@
 """From autoregressive networks to diffusion: what is the same before the first step, and what the options do."""
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -281,7 +282,9 @@ def test_it_learns(config: Make, parent: cedd.LanguageModel, changes: dict[str, 
 
 
 def test_the_command(corpus: Path, cache: Path, parent: cedd.LanguageModel, tmp_path: Path) -> None:
-    words = ["--from", str(parent.folder.path), "--data", str(corpus), "--out", str(tmp_path / "run"), "--block", "4"]
+    start = tmp_path / "parent"
+    shutil.copytree(parent.folder.path, start)
+    words = ["--from", str(start), "--data", str(corpus), "--out", str(tmp_path / "run"), "--block", "4"]
     words += ["--steps", "2", "--batch.size", "8", "--length", str(L), "--text.cache", str(cache), "--device", "cpu"]
     words += ["--optimizer.warmup", "1", "--optimizer.ema-every", "1", "--evaluation.every", "0"]
     config = parse("train", ["adapt", *words]).config
@@ -291,6 +294,8 @@ def test_the_command(corpus: Path, cache: Path, parent: cedd.LanguageModel, tmp_
     assert loaded.name == "cedd-star on absorb in blocks of 4"
     assert isinstance(loaded.model, Llama)
     assert (loaded.model.options.start_row, loaded.model.options.causal_past) == (0, True)
+    shutil.rmtree(start)  # the run is resumed without its parent
+    assert parse("train", ["adapt", *words]).config.start == str(start)
 
 
 def test_a_block_or_a_process_asks_for_a_diffusion_method(parent: cedd.LanguageModel) -> None:
@@ -311,6 +316,9 @@ def test_what_makes_no_sense_is_refused(config: Make, parent: cedd.LanguageModel
         adapting(config, parent, {"block": 6, "adapt.first_block": 2}).config.check()
     with pytest.raises(ValueError, match="cedd train adapt needs an autoregressive model: --from MODEL"):
         parse("train", ["adapt", "--out", "run"])
+    for command, *words in (["adapt"], ["train", "adapt", "--from"]):
+        with pytest.raises(ValueError, match=r"^english-char is not autoregressive \(its method is .*\), so there is"):
+            parse(command, [*words, "english-char", "--out", "run"])
     words = ["adapt", "--from", str(parent.folder.path), "--out", "run", "--adapt.growth", "0.2"]
     with pytest.raises(ValueError, match=r"--adapt.growth has no effect without adapt.first_block"):
         parse("train", words)

@@ -27,6 +27,7 @@ from cedd.training.config import (
     TRANSFORMER,
     ProcessConfig,
     TrainConfig,
+    begun_from,
     flat,
     starting_from,
     unused_settings,
@@ -645,6 +646,7 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     said = dict(itertools.pairwise(itertools.chain.from_iterable(split)))
     if "--from" in said:
         config = starting_from(config, said["--from"], said.get("--out"))
+    parent = config
     if (name == "adapt" and "--from" in said) or _asks_for_diffusion(config, rest):
         # the model determines all settings except its new method and process
         config = replace(config, method=PRESETS["adapt"][1].method, process=PRESETS["adapt"][1].process)
@@ -657,20 +659,34 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     parsed = parser.parse(Train, rest, prog=called, description=description, default=Train(config))
     if name == "adapt" and parsed.config.start is None:
         raise ValueError("cedd train adapt needs an autoregressive model: --from MODEL")
+    if name == "adapt":
+        _check_parent(parent, said.get("--out"))
     if not names_process:
         parsed = replace(parsed, config=with_alias(parsed.config))
     _refuse_unused_settings(parsed.config, config)
     return parsed
 
 
-def _asks_for_diffusion(config: TrainConfig, words: list[str]) -> bool:
-    """Whether a command line has a block or a process for a model that is autoregressive, which has neither."""
-    asks = any(word.partition("=")[0] == "--block" or word.startswith("--process") for word in words)
-    if not asks or config.start is None:
-        return False
+def _check_parent(parent: TrainConfig, out: str | None) -> None:
+    """Refuse to adapt a model that is not autoregressive, unless the run in the folder `out` started from it."""
+    assert parent.start is not None
+    if not _is_autoregressive(parent) and begun_from(parent.start, out) is None:
+        raise ValueError(
+            f"{parent.start} is not autoregressive (its method is {parent.method}), so there is nothing to adapt; "
+            f"continue its training with: cedd train small --from {parent.start}"
+        )
+
+
+def _is_autoregressive(config: TrainConfig) -> bool:
     from cedd.methods import get_method  # imports torch
 
     return not get_method(config.method).dynamics.noisy
+
+
+def _asks_for_diffusion(config: TrainConfig, words: list[str]) -> bool:
+    """Whether a command line has a block or a process for a model that is autoregressive, which has neither."""
+    asks = any(word.partition("=")[0] == "--block" or word.startswith("--process") for word in words)
+    return asks and config.start is not None and _is_autoregressive(config)
 
 
 def _refuse_unused_settings(config: TrainConfig, preset: TrainConfig) -> None:

@@ -8,6 +8,8 @@ A name of the form package:NAME is imported, so such a name may only come from t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cedd.dynamics import StepRule
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method
@@ -40,13 +42,38 @@ SAMPLERS: dict[str, Sampler | StepRule] = {
 """Samplers by name, looked up when used; add your own."""
 
 
+ORIGINAL_NAMES: Mapping[str, str] = {
+    "low-confidence": "llada",
+    "random": "llada-random",
+    "low-confidence-static": "sdar-static",
+    "low-confidence-dynamic": "sdar-dynamic",
+    "fast-dllm": "threshold",
+    "mdlm": "analytic",
+    "sedd": "analytic",
+    "ddpm-cache": "analytic",
+    "remdm": "remask",
+    "autoregressive": "next-token",
+}
+"""Names of samplers in other projects, with hyphens, and ours or the words that ours contain."""
+
+
+def _implementations(name: str) -> list[str]:
+    """The samplers that other projects call by this name, such as dream or low_confidence_dynamic."""
+    plain = name.casefold().replace("_", "-")
+    ours = ORIGINAL_NAMES.get(plain, plain)
+    words = set(ours.split("-"))
+    return [ours] if ours in SAMPLERS else [known for known in SAMPLERS if words <= set(known.split("-"))]
+
+
 def named_sampler(name: str) -> Sampler | StepRule:
     """The entry of a name in `SAMPLERS`, or package:NAME, imported."""
     if ":" in name:
         found = import_named(name, "sampler", _is_sampler)
         return found() if isinstance(found, type) else found
     if name not in SAMPLERS:
-        raise ValueError(f"unknown sampler {name!r}{suggestion(name, SAMPLERS)}")
+        meant = _implementations(name)
+        use = f"; use {' or '.join(meant)}" if meant else suggestion(name, SAMPLERS)
+        raise ValueError(f"unknown sampler {name!r}{use}")
     return SAMPLERS[name]
 
 

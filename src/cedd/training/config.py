@@ -575,7 +575,7 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
     try:
         folder = locate(start)
     except ValueError:
-        own = _begun_from(start, out)
+        own = begun_from(start, out)
         if own is None:
             raise
         text = dataclasses.replace(config.text, tokenizer=own.text.tokenizer, wrap=own.text.wrap)
@@ -664,7 +664,7 @@ def check_growth(adapt: AdaptConfig, block: int | None) -> None:
         raise ValueError(f"adapt.first_block must be block {block} divided by a power of two (got {adapt.first_block})")
 
 
-def _begun_from(start: str, out: str | None) -> TrainConfig | None:
+def begun_from(start: str, out: str | None) -> TrainConfig | None:
     """The configuration of the run in a folder, if it started from this model."""
     saved = None if out is None else expanded(out) / TRAIN_FILE
     own = None if saved is None or not saved.is_file() else read_config(saved)
