@@ -3,18 +3,18 @@
 Shapes: B batch, L positions, V vocabulary; R masked positions.
 
 In every step a token is drawn for every mask, and the most confident ones are kept. The rules differ in the definition
-of confidence, in how many tokens are kept, and in whether the text is written in stretches from left to right:
+of confidence, in the number of tokens kept, and in whether the text is written in segments from left to right:
 
-    llada                 as many in each step; confidence f(token), without temperature; stretches of block_length
+    llada                 the same number in every step; confidence f(token), at temperature 1; segments of block_length
     llada-random          the same in random order
     dream-origin          each with probability 1 - s/t, t from 1 to 0.001 in equal steps
     dream-maskgit-plus    the m (1 - s/t) most confident of m masks, by f(token)
-    dream-topk-margin     the same by the largest f less the second
-    dream-entropy         the same by the lowest entropy
-    sdar-static           as llada, with f of the sharpened law; a block of the model is a stretch
-    sdar-dynamic          the same, and all whose confidence is above a threshold (0.85)
-    sdar-sequential       as many in each step, from left to right
-    threshold             all above a threshold (0.9), and the most confident one in any case (Fast-dLLM)
+    dream-topk-margin     the same, by the largest f minus the second largest
+    dream-entropy         the same, by the lowest entropy
+    sdar-static           as llada, with f after temperature and top-p; a block of the model is a segment
+    sdar-dynamic          the same, and all masks whose confidence is above a threshold (0.85)
+    sdar-sequential       the same number in every step, from left to right
+    threshold             all above a threshold (0.9), and always the most confident one (Fast-dLLM)
 
 At temperature 0 they keep the same tokens at the same steps as the projects' own code. The texts of a batch are
 independent. Dream's code shares the number of tokens to keep among the texts of a batch; here each text has its own.
