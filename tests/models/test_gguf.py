@@ -159,17 +159,20 @@ def test_matrices_of_k_quants(tmp_path: Path) -> None:
     assert torch.equal(found, torch.from_numpy(theirs))
 
 
-@pytest.mark.parametrize("kind", ["linear", "llama3", "none"])
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "none"])
 def test_scaled_rotary_positions(tmp_path: Path, kind: str) -> None:
     """llama.cpp's converter writes those of Llama 3 as divisors of the frequencies."""
     config, weights = {**plain_llama.CONFIGS["llama"], "rope_theta": 5e5}, plain_llama.random_weights("llama")
     context = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    scaling = {"rope_type": kind, "factor": 4.0, **(context if kind == "llama3" else {})}
+    scaling = {"rope_type": kind, "factor": 4.0, **(context if kind in ("llama3", "yarn") else {})}
     changes = {"rope_theta": 5e5, "rope_scaling": None if kind == "none" else scaling}
     theirs = plain_llama.write(tmp_path / "theirs", "llama", **changes)
     more: dict[str, Any] = {}
     if kind == "linear":
         more = {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": 4.0}
+    elif kind == "yarn":
+        more = {"rope_scaling_type": gguf.RopeScalingType.YARN, "rope_scaling_factor": 4.0}
+        more["rope_scaling_orig_ctx_len"] = 8192
     else:
         width = config["hidden_size"] // config["num_attention_heads"]
         wavelengths = [2 * np.pi * config["rope_theta"] ** (j / width) for j in range(0, width, 2)]
@@ -186,8 +189,8 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
     config, weights = plain_llama.CONFIGS["llama"], plain_llama.random_weights("llama")
     with pytest.raises(ValueError, match="has the architecture gemma; known are llama, qwen2, qwen3"):
         cedd.import_model(write(tmp_path / "a.gguf", "gemma", config, weights, {}), "none", device="cpu")
-    scaled = write(tmp_path / "b.gguf", "llama", config, weights, {}, rope_scaling_type=gguf.RopeScalingType.YARN)
-    with pytest.raises(ValueError, match=r"rope_scaling is .*'yarn'.*; linear and llama3 are imported"):
+    scaled = write(tmp_path / "b.gguf", "llama", config, weights, {}, rope_scaling_type=gguf.RopeScalingType.LONGROPE)
+    with pytest.raises(ValueError, match=r"rope_scaling is .*'longrope'.*; linear, llama3 and yarn are imported"):
         cedd.import_model(scaled, "none", device="cpu")
     experts = write(tmp_path / "c.gguf", "llama", config, weights, {}, expert_count=4)
     with pytest.raises(ValueError, match="expert_count is 4; mixtures of experts are not imported"):

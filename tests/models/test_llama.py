@@ -231,6 +231,7 @@ def test_checkpointing_changes_no_gradient() -> None:
         ({"rotary_width": 5}, "rotary_width must be even"),
         ({"rotary_low": 5.0}, r"rotary_high must be above rotary_low \(got 4.0 and 5.0\)"),
         ({"rotary_context": 0}, "rotary_context must be at least 1"),
+        ({"rotary_yarn": 1.1}, "rotary_yarn needs rotary_context and a rotary_base above 1"),
         ({"mask_row": V}, f"mask_row must be a row of the embedding, 0 to {V - 1}"),
         ({"start_row": 1}, "start_row needs shift"),
         ({"depth": 0}, r"depth must be at least 1 \(got 0\)"),

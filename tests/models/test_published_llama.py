@@ -258,12 +258,26 @@ SCALINGS = {
         "original_max_position_embeddings": 256,  # one frequency is kept, one is mixed, and one is divided
     },
     "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},  # one of each kind
+    "yarn with limits": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 8.0,
+        "attention_factor": 1.5,
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "scaling"),
-    [*((kind, None) for kind in ("llama", "qwen2", "qwen3")), *(("llama", one) for one in SCALINGS)],
+    [
+        *((kind, None) for kind in ("llama", "qwen2", "qwen3")),
+        *(("llama", one) for one in SCALINGS),
+        ("qwen2", "yarn"),
+        ("qwen3", "yarn"),
+    ],
 )
 def test_parity_with_transformers(tmp_path: Path, kind: str, scaling: str | None) -> None:
     transformers = pytest.importorskip("transformers", reason="needs pip install 'cedd[hub]'")
@@ -362,7 +376,17 @@ def test_loading_takes_the_memory_of_the_weights(tmp_path: Path) -> None:
 # ---- refusals ---------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "yarn": ("dream", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*; linear and llama3 are"),
+    "longrope": ("dream", {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "; linear, llama3 and yarn are"),
+    "yarn of DeepSeek": (
+        "qwen3",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.0}},
+        "rope_scaling.mscale is 0.7; only yarn without it is imported",
+    ),
+    "yarn of one limit": (
+        "qwen3",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0.5}},
+        "rotary_high must be above rotary_low",
+    ),
     "llada's scaling": ("llada", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling is .*only unsc"),
     "llama3 without a length": (
         "llama",

@@ -160,14 +160,16 @@ Rotation = tuple[Tensor, Tensor]
 def rotation_of(positions: Tensor, config: LlamaConfig, dtype: torch.dtype) -> Rotation:
     """Rotation for positions p, [L] or [B, L]: entries j and j + R/2 turn by p times frequency j."""
     angles = positions[..., None, None].to(dtype) * frequencies(config, positions.device, dtype)
-    return angles.cos(), angles.sin()
+    scale = config.rotary_yarn or 1.0
+    return (angles.cos(), angles.sin()) if scale == 1.0 else (angles.cos() * scale, angles.sin() * scale)
 
 
 def frequencies(config: LlamaConfig, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     """The rotary frequencies [R/2], base^(-2j/R), scaled.
 
     With a context C, a frequency with n = C / wavelength turns within it is divided by the factor if n is below
-    `rotary_low`, is kept if n is above `rotary_high`, and is a mixture of both in between.
+    `rotary_low`, is kept if n is above `rotary_high`, and is a mixture of both in between. YaRN rounds the indices of
+    the frequencies with these numbers of turns outwards.
     """
     steps = torch.arange(0, config.rotated, 2, device=device, dtype=dtype) / config.rotated
     plain = 1.0 / config.rotary_base**steps
@@ -175,6 +177,12 @@ def frequencies(config: LlamaConfig, device: torch.device | str, dtype: torch.dt
         return plain
     if config.rotary_context is None:
         return plain / config.rotary_factor
+    if config.rotary_yarn is not None:
+        scale = config.rotated / (2 * math.log(config.rotary_base))
+        edges = [math.log(config.rotary_context / (n * 2 * math.pi)) for n in (config.rotary_high, config.rotary_low)]
+        first, last = max(math.floor(scale * edges[0]), 0), min(math.ceil(scale * edges[1]), config.rotated - 1)
+        kept = 1 - ((torch.arange(len(plain), device=device) - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
+        return plain / config.rotary_factor * (1 - kept) + plain * kept
     turns, low = config.rotary_context * plain / (2 * math.pi), config.rotary_low
     kept = ((turns - low) / (config.rotary_high - low)).clamp(0.0, 1.0)
     return kept * plain + (1 - kept) * plain / config.rotary_factor

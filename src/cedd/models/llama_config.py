@@ -42,6 +42,9 @@ class LlamaOptions:
     """With `rotary_context` C: wavelengths above C / rotary_low are divided by the full factor."""
     rotary_high: float = 4.0
     """With `rotary_context` C: wavelengths below C / rotary_high are not scaled; those in between partly."""
+    rotary_yarn: float | None = None
+    """YaRN: cosines and sines are multiplied by this, and between the two limits the frequencies are mixed linearly in
+    their index, not in their number of turns. None: as in Llama 3.1."""
     epsilon: float = 1e-5
     """Added to the mean square by the RMS norms."""
     qkv_bias: bool = False
@@ -95,8 +98,8 @@ class LlamaConfig(LlamaOptions):
         if self.heads % self.key_heads:
             raise ValueError(f"heads must be a multiple of key_heads (got {self.heads} and {self.key_heads})")
         self._check_rotary()
-        for name in ("rotary_base", "rotary_factor", "rotary_low", "epsilon", "lora_alpha"):
-            if not 0.0 < getattr(self, name) < math.inf:
+        for name in ("rotary_base", "rotary_factor", "rotary_low", "rotary_yarn", "epsilon", "lora_alpha"):
+            if getattr(self, name) is not None and not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite (got {getattr(self, name)})")
         for name in ("mask_row", "start_row"):
             row = getattr(self, name)
@@ -115,6 +118,8 @@ class LlamaConfig(LlamaOptions):
             raise ValueError(f"rotary_high must be above rotary_low (got {self.rotary_high} and {self.rotary_low})")
         if self.rotary_context is not None and self.rotary_context < 1:
             raise ValueError(f"rotary_context must be at least 1 (got {self.rotary_context})")
+        if self.rotary_yarn is not None and (self.rotary_context is None or self.rotary_base <= 1.0):
+            raise ValueError("rotary_yarn needs rotary_context and a rotary_base above 1")
 
     @property
     def rotated(self) -> int:

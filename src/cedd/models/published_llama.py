@@ -498,15 +498,25 @@ def _scaling(config: Description, name: str, supported: bool = True) -> JSONObje
     kind = value.get("rope_type", value.get("type")) if isinstance(value, Mapping) else value
     if kind in (None, "default"):
         return {}
-    if not (isinstance(value, Mapping) and supported and kind in ("linear", "llama3")):
-        known = "linear and llama3 are imported" if supported else "only unscaled rotary positions are imported"
+    if not (isinstance(value, Mapping) and supported and kind in ("linear", "llama3", "yarn")):
+        known = "linear, llama3 and yarn are imported" if supported else "only unscaled rotary positions are imported"
         raise ValueError(f"{config.source}: {name} is {value!r}; {known}")
-    part = config.part(name)
-    found: JSONObject = {"rotary_factor": part.share("factor", zero=False, below=math.inf)}
+    part, above_0 = config.part(name), {"zero": False, "below": math.inf}
+    found: JSONObject = {"rotary_factor": part.share("factor", **above_0)}
     if kind == "llama3":
         found["rotary_context"] = part.whole("original_max_position_embeddings")
-        found["rotary_low"] = part.share("low_freq_factor", zero=False, below=math.inf)
-        found["rotary_high"] = part.share("high_freq_factor", zero=False, below=math.inf)
+        found["rotary_low"] = part.share("low_freq_factor", **above_0)
+        found["rotary_high"] = part.share("high_freq_factor", **above_0)
+    if kind == "yarn":
+        for other in ("mscale", "mscale_all_dim", "truncate"):
+            if (given := part.get(other)) not in (None, True):
+                raise ValueError(f"{config.source}: {name}.{other} is {given!r}; only yarn without it is imported")
+        length = config.get("max_position_embeddings")
+        found["rotary_context"] = part.whole("original_max_position_embeddings", default=length)
+        found["rotary_low"] = part.share("beta_slow", **above_0, default=1.0)
+        found["rotary_high"] = part.share("beta_fast", **above_0, default=32.0)
+        usual = 1.0 + 0.1 * math.log(max(found["rotary_factor"], 1.0))
+        found["rotary_yarn"] = part.share("attention_factor", **above_0, default=usual)
     return found
 
 
@@ -751,7 +761,11 @@ def _scaling_of_gguf(file: GGUFFile, divisors: Tensor | None) -> JSONObject | No
     if divisors is not None:
         return None if bool((divisors == 1).all()) else {**LLAMA3_SCALING, "factor": float(divisors.max())}
     kind = file.setting("rope.scaling.type", "none")
-    return None if kind == "none" else {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
+    if kind == "none":
+        return None
+    context = file.setting("rope.scaling.original_context_length")
+    known = {"factor": file.setting("rope.scaling.factor"), "original_max_position_embeddings": context}
+    return {"rope_type": kind, **{name: value for name, value in known.items() if value is not None}}
 
 
 def _check_divisors(path: Path, divisors: Tensor, config: LlamaConfig) -> None:
