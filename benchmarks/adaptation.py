@@ -1,7 +1,7 @@
 """From an autoregressive model to diffusion: bits per byte against tokens, for every way to adapt it.
 
-    python benchmarks/adaptation.py --model SmolLM2-135M-Instruct.Q4_1.gguf --data /tmp/data --seconds 300
-    python benchmarks/adaptation.py --model runs/ar --data /tmp/data --cells blocks-4 blocks-16 full --seconds 340
+    python benchmarks/adaptation.py --model SmolLM2-135M.gguf --data /tmp/data --cells blocks-4 --seconds 240
+    python benchmarks/adaptation.py --model runs/ar --data /tmp/data --results own.json --runs runs/own
     python benchmarks/adaptation.py --table benchmarks/results/adaptation.json
 
 All cells (CELLS) start from the same model, read the same text for the same time with the same recipe (the preset
@@ -9,9 +9,10 @@ All cells (CELLS) start from the same model, read the same text for the same tim
 trained on as an autoregressive one: what the adapted ones are compared with. Bits per byte are the exact likelihood of
 `parent` and `ar`, and the bound `tight` of the others, with the exact likelihood for blocks of at most 4 tokens.
 
-A record has the milliseconds per step, memory, the learning curve (held-out nats per token by number of tokens), and
-bits per byte with standard errors over blocks: of the held-out text, and of the test sets that --data has. Cells that
-are in the results file are skipped, so that the same command continues.
+A record has the milliseconds per step, memory, the learning curve (bits per byte of some held-out blocks, by number of
+tokens), and bits per byte with standard errors over blocks: of the held-out text, and of the test sets that --data has.
+Everything is written as soon as it is measured, and the same command continues with what is missing. Training time
+does not include compilation, the first 20 steps and evaluations, some 90 s for each cell.
 
 On a machine that is lent for minutes (few megabytes a visit), the model and the corpus travel in parts:
 `split -b 50M MODEL.gguf model.part.`, and there, part by part, `cat model.part.* >> /tmp/data/model.gguf`; likewise the
@@ -39,11 +40,20 @@ from cedd.data.evaluation_sets import load_evaluation_set
 from cedd.data.packing import pack
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.data.training_data import TrainingData
-from cedd.device import pick_device
+from cedd.device import model_device, pick_device
+from cedd.methods import Method
+from cedd.models.backbone import Backbone
 from cedd.models.locate import is_model
+from cedd.process import TokenProcess
 from cedd.storage import write_json
-from cedd.tasks import LanguageModel
-from cedd.training.config import PRESETS, AdaptConfig, ProcessConfig, TrainConfig, starting_from
+from cedd.training.config import (
+    PRESETS,
+    AdaptConfig,
+    ProcessConfig,
+    TrainConfig,
+    starting_from,
+    unused_settings,
+)
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer
 from cedd.training.time_limit import TimeLimit
@@ -97,8 +107,8 @@ class Arguments:
     """Sequences of 128 tokens per step; with complementary masks, each text is in the batch twice."""
     rate: float | None = None
     """The highest learning rate, by default the preset's."""
-    every: int = 1000
-    """Steps between measurements of the learning curve."""
+    points: tuple[float, ...] = (0.0, 0.0625, 0.125, 0.25, 0.5)
+    """Shares of the training after which a point of the learning curve is measured, on an eighth of --blocks."""
     blocks: int = 1024
     """Held-out blocks that are measured at the end; a quarter as many of each test set."""
     sets: tuple[str, ...] = ("wikitext2", "ptb", "lambada", "wikitext103", "lm1b")
@@ -146,7 +156,7 @@ def configuration(arguments: Arguments, cell: str, parent: Path) -> TrainConfig:
         text=replace(start.text, workers=arguments.workers),
         optimizer=optimizer,
         batch=replace(preset.batch, size=arguments.batch, complementary=not is_ar),
-        evaluation=replace(preset.evaluation, every=arguments.every, sequences=256, draws=4, samples=0),
+        evaluation=replace(preset.evaluation, every=0, samples=0),
         steps=arguments.steps or int(arguments.seconds / FASTEST),
         checkpoint_every=10**9,
         device=arguments.device,
@@ -155,30 +165,66 @@ def configuration(arguments: Arguments, cell: str, parent: Path) -> TrainConfig:
 
 @dataclass
 class Curve(Hooks):
-    """The held-out nats per token as training goes on, and the speed."""
+    """The learning curve, and the speed.
 
-    points: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    milliseconds: list[float] = field(default_factory=list[float])
-    last: tuple[int, float] | None = None
+    Args:
+        texts: what is measured, blocks [N, L].
+        shares: of the training after which it is measured, ascending.
+    """
+
+    texts: torch.Tensor
+    shares: tuple[float, ...]
+    points: list[dict[str, Any]] = field(init=False, default_factory=list[dict[str, Any]])
+    milliseconds: list[float] = field(init=False, default_factory=list[float])
+    last: tuple[int, float] | None = field(init=False, default=None)
+
+    def progress(self, trainer: Trainer) -> float:
+        """The share of the training that is done."""
+        return trainer.state.step / trainer.config.steps
+
+    def before_step(self, trainer: Trainer) -> None:
+        if len(self.points) < sum(share <= self.progress(trainer) for share in self.shares):
+            trainer.evaluate()
+            trainer.meter.pause()
+
+    def evaluate(self, trainer: Trainer, model: Backbone) -> float:
+        self.last = None
+        with torch.no_grad(), trainer.validation.precision.autocast():
+            found = measured(model, trainer.process, trainer.method, trainer.data.tokenizer, self.texts)
+        self.points.append({"tokens": tokens_of(trainer.config, trainer.state.step), **found})
+        print(json.dumps({"step": trainer.state.step, **self.points[-1]}), flush=True)
+        return found["bits_per_byte"]
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        if record["kind"] == "bound":
-            self.points.append((record["step"], record["nats_per_token"]))
-            self.last = None
-        elif record["kind"] == "train":
+        if record["kind"] == "train":
             now = (record["step"], time.perf_counter())
             if self.last is not None and record["step"] > 100:
                 self.milliseconds.append(1000 * (now[1] - self.last[1]) / (now[0] - self.last[0]))
             self.last = now
 
 
-class TimedCurve(TimeLimit):
-    """The same within a time limit."""
+@dataclass
+class TimedCurve(TimeLimit, Curve):
+    """The same within a time limit, of training without evaluations."""
 
-    curve: Curve
+    def progress(self, trainer: Trainer) -> float:
+        return 0.0 if self.began is None else (time.monotonic() - self.began.time) / self.seconds
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
-        self.curve.on_log(record)
+    def before_step(self, trainer: Trainer) -> None:
+        TimeLimit.before_step(self, trainer)
+        Curve.before_step(self, trainer)
+
+    def evaluate(self, trainer: Trainer, model: Backbone) -> float:
+        before = self.evaluating
+        found = super().evaluate(trainer, model)
+        if self.began is not None:
+            self.seconds += self.evaluating - before
+        return found
+
+
+def tokens_of(config: TrainConfig, steps: int) -> int:
+    """The number of tokens that this number of steps reads."""
+    return steps * config.batch.size * LENGTH
 
 
 def texts(arguments: Arguments, tokenizer: Tokenizer) -> TrainingData:
@@ -194,63 +240,49 @@ def texts(arguments: Arguments, tokenizer: Tokenizer) -> TrainingData:
     return TrainingData(tokenizer, kept, held)
 
 
-def trained(arguments: Arguments, cell: str, parent: Path, data: TrainingData) -> dict[str, Any]:
+def trained(
+    arguments: Arguments, cell: str, parent: Path, data: TrainingData, held_out: torch.Tensor
+) -> dict[str, Any]:
     """Train a cell; how it went."""
-    config, curve = configuration(arguments, cell, parent), Curve()
-    if arguments.steps is None:
-        # The first steps compile the network, or none where it is not compiled.
-        hooks: Hooks = TimedCurve(arguments.seconds, first=20 if pick_device(config.device).type == "cuda" else 1)
-        assert isinstance(hooks, TimedCurve)
-        hooks.curve = curve
-    else:
-        hooks = curve
+    config = configuration(arguments, cell, parent)
+    some = held_out[:: max(1, len(held_out) // max(1, arguments.blocks // 8))], arguments.points
+    # The first steps compile the network, or none where it is not compiled.
+    first = 20 if pick_device(config.device).type == "cuda" else 1
+    curve = Curve(*some) if arguments.steps else TimedCurve(*some, seconds=arguments.seconds, first=first)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     with joined_ranks(config.device) as ranks:
-        result = Trainer(config, ranks, Console(stderr=True), hooks, data).run()
+        result = Trainer(config, ranks, Console(stderr=True), curve, data).run()
     if not result.finished:  # interrupted: it gets no record
         raise SystemExit(result.exit_code)
     each = sorted(curve.milliseconds)
     return {
         "steps": result.step,
-        "tokens": result.step * config.batch.size * LENGTH,
+        "tokens": tokens_of(config, result.step),
         "seconds": round(time.perf_counter() - started, 1),
         "milliseconds_per_step": round(each[len(each) // 2], 2) if each else None,
         "gibibytes": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
-        "curve": [[step * config.batch.size * LENGTH, nats] for step, nats in curve.points],
+        "curve": curve.points,
     }
 
 
-def measured(model: LanguageModel, data: torch.Tensor, exact: bool) -> dict[str, Any]:
+def measured(
+    model: Backbone, process: TokenProcess, method: Method, tokenizer: Tokenizer, data: torch.Tensor, exact: bool = True
+) -> dict[str, Any]:
     """Bits per byte on blocks [N, L]: the bound, and with `exact` the likelihood where blocks are small."""
-    bytes_ = sum(len(model.tokenizer.decode(row).encode("utf-8", "replace")) for row in data.numpy())
-    scale = data.numel() / bytes_ / math.log(2)
-    how: dict[str, Any] = {"method": model.method, "generator": torch.Generator().manual_seed(0)}
-    found = cedd.estimate_bound(model.model, model.process, data.to(model.device), draws=16, batch=128, **how)
+    bytes_ = sum(len(tokenizer.decode(row).encode("utf-8", "replace")) for row in data.numpy())
+    scale, blocks = data.numel() / bytes_ / math.log(2), data.to(model_device(model))
+    how: dict[str, Any] = {"method": method, "generator": torch.Generator().manual_seed(0)}
+    found = cedd.estimate_bound(model, process, blocks, draws=16, batch=128, **how)
     record = {"bits_per_byte": found.nats_per_token * scale, "stderr": found.stderr * scale, "blocks": len(data)}
-    if exact and model.method.block is not None and model.method.block <= EXACT_BLOCK:
-        nats = torch.cat(
-            [
-                cedd.exact_likelihood(
-                    model.model, model.process, part.to(model.device), range(data.shape[1]), method=model.method
-                )
-                for part in data.split(128)
-            ]
-        ).cpu()
-        record |= {"exact_bits_per_byte": float(nats.mean()) / data.shape[1] * scale}
+    if exact and method.block is not None and method.block <= EXACT_BLOCK:
+        parts = [
+            cedd.exact_likelihood(model, process, part, range(data.shape[1]), method=method)
+            for part in blocks.split(128)
+        ]
+        record |= {"exact_bits_per_byte": float(torch.cat(parts).mean()) / data.shape[1] * scale}
     return record
-
-
-def measure_cell(
-    arguments: Arguments, cell: str, parent: Path, texts: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Any], float]:
-    """Bits per byte of a cell's model on all texts, of which the first is the held-out one, and the seconds."""
-    started = time.perf_counter()
-    model = cedd.load(parent if cell == "parent" else arguments.runs / cell, device=arguments.device)
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
-        record = {name: measured(model, blocks, name == HELD_OUT) for name, blocks in texts.items()}
-    return record, round(time.perf_counter() - started, 1)
 
 
 def test_sets(arguments: Arguments, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
@@ -266,32 +298,50 @@ def test_sets(arguments: Arguments, tokenizer: Tokenizer) -> dict[str, torch.Ten
 def run(arguments: Arguments) -> int:
     """Train and measure the cells that are not in the results file yet."""
     if arguments.table is not None:
-        print(table(json.loads(arguments.table.read_text())))
+        records = json.loads(arguments.table.read_text())
+        print(table(records), curves(records), sep="\n\n")
         return 0
     if arguments.model is None or arguments.data is None:
         raise ValueError("name the model and the folder of the data: --model FILE --data FOLDER")
     if unknown := [cell for cell in arguments.cells if cell not in CELLS]:
         raise ValueError(f"--cells: invalid choice: {unknown[0]!r}; use {', '.join(CELLS)}")
     parent = prepared_parent(arguments)
+    for cell in arguments.cells:
+        check_cell(arguments, cell, parent)
     data = texts(arguments, load_tokenizer(parent))
     held_out = torch.from_numpy(data.validation.evenly_spaced(arguments.blocks))
     measured_on = {HELD_OUT: held_out, **test_sets(arguments, data.tokenizer)}
     records = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
     for cell in arguments.cells:
-        if cell in records:
-            continue
-        record = {} if cell == "parent" else trained(arguments, cell, parent, data)
-        gc.collect()
-        torch.compiler.reset()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        found, seconds = measure_cell(arguments, cell, parent, measured_on)
-        records[cell] = record | {"bits_per_byte": found, "seconds_of_measuring": seconds}
-        arguments.results.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.results, records, indent=2)
-        print(json.dumps({cell: {name: value for name, value in records[cell].items() if name != "curve"}}), flush=True)
-    print(table(records))
+        record = records.setdefault(cell, {"bits_per_byte": {}})
+        missing = [name for name in measured_on if name not in record["bits_per_byte"]]
+        folder = parent if cell == "parent" else arguments.runs / cell
+        if missing and (cell != "parent" and ("steps" not in record or not is_model(folder))):
+            record |= trained(arguments, cell, parent, data, held_out)
+            write_json(arguments.results, records, indent=2)
+            gc.collect()
+            torch.compiler.reset()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        model = cedd.load(folder, device=arguments.device) if missing else None
+        for name in missing:
+            assert model is not None
+            one = (model.model, model.process, model.method, model.tokenizer)
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+                record["bits_per_byte"][name] = measured(*one, measured_on[name], exact=name == HELD_OUT)
+            write_json(arguments.results, records, indent=2)
+            print(json.dumps({cell: {name: record["bits_per_byte"][name]}}), flush=True)
+    print(table(records), curves(records), sep="\n\n")
     return 0
+
+
+def check_cell(arguments: Arguments, cell: str, parent: Path) -> None:
+    """Refuse cells that differ in a setting which has no effect on this model."""
+    adapt, unused = CELLS[cell].get("adapt", {}), unused_settings(configuration(arguments, cell, parent))
+    for name in adapt:
+        if why := unused.get(f"adapt.{name}"):
+            raise ValueError(f"--cells: {cell} differs in adapt.{name}, which has no effect {why}; leave it out")
 
 
 def table(records: Mapping[str, Any]) -> str:
@@ -309,6 +359,20 @@ def table(records: Mapping[str, Any]) -> str:
         lines.append(
             [cell, tokens, str(record.get("milliseconds_per_step") or "–"), str(record.get("gibibytes") or "–"), *shown]
         )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def curves(records: Mapping[str, Any]) -> str:
+    """The learning curves as a table in Markdown: bits per byte of some held-out blocks by millions of tokens."""
+    lines = [["cell", "bits per byte after millions of tokens"], ["---", "---"]]
+    for cell, record in records.items():
+        if points := record.get("curve"):
+            shown = [
+                f"{point['tokens'] / 1e6:.1f}: {point['bits_per_byte']:.3f}"
+                + (f" (exact {point['exact_bits_per_byte']:.3f})" if "exact_bits_per_byte" in point else "")
+                for point in points
+            ]
+            lines.append([cell, ", ".join(shown)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

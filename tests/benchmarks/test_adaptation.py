@@ -1,6 +1,8 @@
 """The benchmarks of adapted and of large models, on tiny ones."""
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from cedd.models.architectures import build_network
 from cedd.models.folder import ModelFolder, save_folder
 from cedd.training.loop import TrainResult
 from tests.benchmarks.scripts import definitions
+from tests.tasks.models import save_random
 
 NETWORK = {"width": 16, "depth": 1, "heads": 2, "key_heads": 1, "head_width": 8, "mlp_width": 24, "length": 128}
 
@@ -47,7 +50,7 @@ def test_cells_are_trained_measured_and_continued(
         cells=("parent", "blocks-4"),
         steps=2,
         batch=4,
-        every=1,
+        points=(0.0, 0.5),
         blocks=4,
         results=tmp_path / "results.json",
         runs=tmp_path / "runs",
@@ -57,18 +60,38 @@ def test_cells_are_trained_measured_and_continued(
     assert script.run(arguments) == 0
     records = json.loads((tmp_path / "results.json").read_text())
     assert records["blocks-4"]["steps"] == 2
-    assert len(records["blocks-4"]["curve"]) == 2
+    assert [point["tokens"] for point in records["blocks-4"]["curve"]] == [0, 4 * 128]
     found = records["blocks-4"]["bits_per_byte"]["held-out"]
-    assert found["exact_bits_per_byte"] < found["bits_per_byte"] + 3 * found["stderr"]
+    for point in (found, *records["blocks-4"]["curve"]):
+        assert point["exact_bits_per_byte"] < point["bits_per_byte"] + 3 * point["stderr"]
     capsys.readouterr()
-    assert script.run(replace(arguments, cells=("parent",))) == 0  # which is there
-    assert "| parent |" in capsys.readouterr().out
+    # What is there is not measured again; of what is not there, only that.
+    with monkeypatch.context() as patch:
+        patch.delattr(sys.modules["adaptation"], "measured")
+        assert script.run(arguments) == 0
+    out = capsys.readouterr().out
+    assert "| parent |" in out
+    assert re.search(r"\| blocks-4 \| 0\.0: \d\.\d+ \(exact \d\.\d+\), 0\.0: ", out)
+    del records["blocks-4"]["bits_per_byte"]["held-out"]
+    (tmp_path / "results.json").write_text(json.dumps(records))
+    with monkeypatch.context() as patch:
+        patch.delattr(sys.modules["adaptation"], "trained")
+        assert script.run(arguments) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["blocks-4"]["bits_per_byte"]["held-out"] == found
     monkeypatch.setattr(script.Trainer, "run", lambda _: TrainResult(1, None, None, False, "stopped", 15))
     with pytest.raises(SystemExit, match="143"):
         script.run(replace(arguments, cells=("ar",)))
     assert "ar" not in json.loads((tmp_path / "results.json").read_text())  # interrupted
+    monkeypatch.undo()
+    assert script.run(replace(arguments, cells=("ar",), steps=None, seconds=0.2)) == 0  # which has learned, if little
+    points = json.loads((tmp_path / "results.json").read_text())["ar"]["curve"]
+    assert [point["tokens"] > 0 for point in points] == [False, True]
+    assert points[1]["bits_per_byte"] != points[0]["bits_per_byte"]
     with pytest.raises(ValueError, match="--cells: invalid choice: 'block-4'"):
         script.run(replace(arguments, cells=("block-4",)))
+    plain = save_random(tmp_path / "transformer", "absorb", "ar", tokenizer=ByteTokenizer(), length=128)
+    with pytest.raises(ValueError, match=r"blocks-4-no-shift differs in adapt.shift, which has no effect unless"):
+        script.run(replace(arguments, model=plain, cells=("blocks-4-no-shift",)))
     with pytest.raises(ValueError, match="name the model and the folder of the data"):
         script.run(script.Arguments())
 
