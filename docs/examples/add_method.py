@@ -12,7 +12,7 @@ from cedd.process import Noise
 
 
 def towards_data(noise: Noise, x_t: Tensor) -> Tensor:
-    """w = 1/(t + 0.1): what is decided last counts most."""
+    """w = 1/(t + 0.1): the end of sampling, near t = 0, has the largest weight."""
     return 1 / (noise.t + 0.1)
 
 
@@ -31,7 +31,7 @@ if __name__ == "__main__":
         same_noise = torch.Generator().manual_seed(1)
         bound = cedd.estimate_bound(network, process, held_out, method=method, generator=same_noise, batch=1024)
         values.append(bound.per_sequence)
-        difference = values[-1] - values[0]  # sequence by sequence, on the same times and noise
+        difference = values[-1] - values[0]  # per sequence, on the same times and noise
         error = 1.96 * float(difference.std()) / len(difference) ** 0.5
-        print(f"{method.name:<10}  {bound.nats_per_token:.3f}  against bayes {difference.mean():+.3f} ± {error:.3f}")
+        print(f"{method.name:<10}  {bound.nats_per_token:.3f}  difference {difference.mean():+.3f} ± {error:.3f}")
 # endregion

@@ -28,7 +28,7 @@ class Quadratic(cedd.Schedule):
 
 
 def late_masks(t: Tensor) -> Tensor:
-    """Of the noise at time t, this share masks; the rest shuffles."""
+    """The share of the noise at time t that masks; the rest shuffles."""
     return torch.sigmoid(10 * (t - 0.5))
 
 
@@ -45,12 +45,12 @@ network = train("bayes", process)
 bound = cedd.estimate_bound(network, process, counting(256), method="bayes", batch=1024)
 print(f"bound {bound.nats_per_token:.3f} ± {1.96 * bound.stderr:.3f} nats per token, entropy {ENTROPY:.3f}")
 
-fast = {"method": "bayes", "steps": 64, "deterministic": False}  # the network reads all sequences at once
+fast = {"method": "bayes", "steps": 64, "deterministic": False}  # run the network on the whole batch
 drawn = cedd.sample(network, process, (256, L), **fast)
-print(f"{counts(drawn):.0%} of the samples count")
+print(f"{counts(drawn):.0%} of the samples are correct")
 
 wrong = counting(256)
 wrong[:, 3] = torch.randint(V, (256,))
 fixed = cedd.sample(network, process, (256, L), **fast, t_start=0.3, x_start=wrong)
-print(f"with one token drawn at random, {counts(wrong):.0%} count; corrected from t = 0.3, {counts(fixed):.0%} do")
+print(f"with one random token, {counts(wrong):.0%} are correct; after denoising from t = 0.3, {counts(fixed):.0%}")
 # endregion

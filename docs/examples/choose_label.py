@@ -1,4 +1,4 @@
-"""Choose a label with its probability: the model's own probability of a text with each label in it."""
+"""Choose a label with its probability: the model's probability of a text that contains the label."""
 
 import cedd
 
@@ -11,7 +11,7 @@ TEXTS = [
 
 
 def label(model: cedd.LanguageModel, text: str) -> dict[str, float]:
-    """The probability of each label given that it is one of them, the most probable first."""
+    """The probability of each label among these, the most probable first."""
     return model.classify(text, LABELS, "{text}. This was an article about {label}.").probabilities
 
 

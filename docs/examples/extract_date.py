@@ -1,6 +1,6 @@
 """Extract a date from a sentence into JSON: a real day, whose day and year are in the sentence.
 
-The constraint guarantees this form. The month is the model's choice, and a small model is often wrong.
+The constraint guarantees this. The month is the model's choice, and a small model is often wrong.
 """
 
 import calendar

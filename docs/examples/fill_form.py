@@ -1,4 +1,4 @@
-"""Fill a form: a text with blanks, each with a constraint of its own."""
+"""Fill a form: a text with blanks, each with its own constraint."""
 
 import cedd
 from cedd.constraints import choice, regex

@@ -15,9 +15,9 @@ from cedd.process import PROCESSES
 
 
 def shuffle_first(vocab_size: int, until: float = 0.5, schedule: cedd.Schedule | None = None) -> cedd.TokenProcess:
-    """Tokens are shuffled until about this time, and masked from then on."""
+    """Tokens are shuffled until about this time, then masked."""
     made = cedd.eroulette(vocab_size, schedule=schedule, mask_share=lambda t: torch.sigmoid(20 * (t - until)))
-    # The record that is saved with a model: the name, and the arguments with which it is made again.
+    # Saved with a model: the name and the arguments that rebuild the process.
     return replace(made, spec={"name": "shuffle-first", "until": until})
 
 

@@ -36,7 +36,7 @@ REMASKING = remasking(8.0)
 # region sampler
 @dataclass(frozen=True)
 class AboveThreshold(ConfidenceOrder):
-    """Reveals all masks whose likeliest token has at least this probability, and the most confident one in any case."""
+    """Reveals the most confident mask, and all masks whose best token has at least this probability."""
 
     name: str = "above-threshold"
     confidence: Callable[[Tensor], Tensor] = CONFIDENCE_ORDERS["probability"].confidence
