@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from command_line import command
-from language_text import ENDINGS, Documents, stem
+from language_text import ENDINGS, SETS, Documents, stem
 from rich.console import Console
 
 import cedd
@@ -345,20 +345,20 @@ def check_cell(arguments: Arguments, cell: str, parent: Path) -> None:
 
 
 def table(records: Mapping[str, Any]) -> str:
-    """A table in Markdown."""
+    """Bits per byte in Markdown, ± half of the 95% interval over sequences."""
     texts = list(dict.fromkeys(name for record in records.values() for name in record["bits_per_byte"]))
-    head = ["cell", "tokens (M)", "ms per step", "GiB", *texts]
-    lines = [head, ["---"] * len(head)]
+    titles = {HELD_OUT: "held-out Wikipedia", **SETS}
+    head = ["cell", "tokens (M)", "exact, held-out Wikipedia", *(titles.get(name, name) for name in texts)]
+    lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     for cell, record in records.items():
         found = record["bits_per_byte"]
-        shown = [f"{found[name]['bits_per_byte']:.4f}" if name in found else "–" for name in texts]
+        shown = [
+            f"{found[name]['bits_per_byte']:.3f} ± {1.96 * found[name]['stderr']:.3f}" if name in found else ""
+            for name in texts
+        ]
         exact = found.get(HELD_OUT, {}).get("exact_bits_per_byte")
-        if exact is not None:
-            shown[texts.index(HELD_OUT)] += f" (exact {exact:.4f})"
-        tokens = f"{record['tokens'] / 1e6:.0f}" if "tokens" in record else "–"
-        lines.append(
-            [cell, tokens, str(record.get("milliseconds_per_step") or "–"), str(record.get("gibibytes") or "–"), *shown]
-        )
+        tokens = f"{record['tokens'] / 1e6:.0f}" if "tokens" in record else "0"
+        lines.append([cell, tokens, "" if exact is None else f"{exact:.3f}", *shown])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

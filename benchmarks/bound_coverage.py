@@ -268,20 +268,21 @@ def table(rows: Sequence[dict[str, Any]], wanted: Sequence[str]) -> str:
 
 
 def summary(places: Mapping[str, Sequence[dict[str, Any]]]) -> str:
-    """The lowest and highest shares over processes, in Markdown: a row per kind of network, method and bound."""
+    """The lowest and highest shares over methods and processes, in Markdown: a row per kind of network and bound."""
     heads = [*(f"{title}, N = 64" for title in SHARES.values()), "population, larger N", "these sequences, larger N"]
-    lines = [f"| networks | method | bound | {' | '.join(heads)} |", f"|---|---|---|{'--:|' * len(heads)}"]
+    lines = [f"| networks | bound | settings | {' | '.join(heads)} |", f"|---|---|--:|{'--:|' * len(heads)}"]
     names = {"random": "random", "hard": "random, hardest processes", "overconfident": "overconfident"}
     columns = [(share, False) for share in SHARES] + [("population", True), ("these", True)]
     for place, rows in places.items():
-        for method, bound in dict.fromkeys((row["method"], row["bound"]) for row in rows):
-            group = [row for row in rows if (row["method"], row["bound"]) == (method, bound)]
+        for bound in dict.fromkeys(row["bound"] for row in rows):
+            group = [row for row in rows if row["bound"] == bound]
             cells: list[str] = []
             for share, larger in columns:
                 found = [row[share] for row in group if (row["sequences"] > 64) == larger and row[share] is not None]
                 cells.append(f"{min(found):.1%} to {max(found):.1%}" if found else "")
             shown = "`tight`" if bound == "tight" else "`j1`, `j2`"
-            lines.append(f"| {names[place]} | `{method}` | {shown} | {' | '.join(cells)} |")
+            settings = sum(row["sequences"] == 64 for row in group)
+            lines.append(f"| {names[place]} | {shown} | {settings} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

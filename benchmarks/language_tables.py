@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_YET = "not yet"
-NO_ROW = "No row has been measured."
+BLOCKS = {
+    "blocks-bounds": """## With the recipe of Language
+
+Rows are METHOD/PROCESS/BLOCK, trained and measured as those of [Language](language.md#setup); `@1024` marks sequences
+of 1,024 tokens instead of 128. Perplexity bounds (`tight`, ± half of the 95% interval), and the exact perplexity for
+blocks of at most 8 tokens:""",
+    "blocks-samples": "Generative perplexity and token entropy, with one network call per token:",
+    "blocks-speed": "Training step, and sampling with cached keys and values, one network call per token:",
+}
+"""The text above each table of blocks. Without rows, the page has neither."""
 Figures = tuple[float | None, ...]
 PAPER: Mapping[str, Figures] = {
     "sedd/absorb": (70.07, 75.20, 240.43, 74.79, 88.99),
@@ -196,8 +205,8 @@ def _summary(rows: Rows) -> str:
 
 
 def _differences(rows: Rows) -> str:
-    """The paired differences of all orders on the shown texts, with the number of texts on which they hold."""
-    return _paired(rows, [*PAPERS_ORDER, *LEAVE_ONE_OUT, *LONG_ORDER], _shown(rows))
+    """The paired differences of all orders on the first shown text, with the number of texts on which they hold."""
+    return _paired(rows, [*PAPERS_ORDER, *LEAVE_ONE_OUT, *LONG_ORDER], dict([*_shown(rows).items()][:1]))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -222,16 +231,17 @@ def _blocks(rows: Rows) -> dict[str, str]:
     """The tables of the cells in blocks that have results, and of the cells without blocks of the same lengths."""
     done = [cell for cell in BLOCK_CELLS if rows.finished(cell) is not None]
     if not done:
-        return dict.fromkeys(("blocks-bounds", "blocks-samples", "blocks-speed"), NO_ROW)
+        return dict.fromkeys(BLOCKS, "")
     lengths = dict.fromkeys(read_cell(cell).length for cell in done)
     others = [cell for cell in WITHOUT_BLOCKS if read_cell(cell).length in lengths and rows.finished(cell)]
     shown = [cell for cell in BLOCKS_AND_FULL if cell in done or cell in others]
     real = "".join(_real(rows, length or rows.protocol.get("length"), one_by_one=True) for length in lengths)
-    return {
+    found = {
         "blocks-bounds": _bounds(rows, shown),
         "blocks-samples": _generative(rows, shown, one_by_one=True) + real,
         "blocks-speed": _speed(rows, done),
     }
+    return {name: f"{BLOCKS[name]}\n\n{table}" for name, table in found.items()}
 
 
 def weighted_bounds(rows: Rows, cells: Sequence[str]) -> str:
@@ -303,7 +313,7 @@ def _plain(value: float | None) -> str:
 
 def _paper_bounds(rows: Rows, cells: Sequence[str]) -> str:
     """j1 next to the paper's j1."""
-    heads = " | ".join(f"{title} | paper" for title in rows.sets.values())
+    heads = " | ".join(f"{title} | {title}, paper" for title in rows.sets.values())
     lines = [f"| perplexity by j1 | {heads} |", f"|---|{'--:|--:|' * len(rows.sets)}"]
     for title, _, row in rows.of(cells):
         found: list[str] = []
@@ -344,7 +354,7 @@ def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], only: Mapping[str
     which the first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
     titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
     texts, heads = [*titles], [*(only or titles).values()]
-    lines = [f"| nats per token, paired by block | {' | '.join(heads)} | ahead | ahead in the paper |"]
+    lines = [f"| difference in nats per token | {' | '.join(heads)} | first is better | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
         names = [f"{method}/{process}" for method in (better, worse)]
