@@ -165,7 +165,7 @@ def test_a_cell_in_blocks_has_an_exact_likelihood_and_a_speed(benchmark, argumen
     made = benchmark.tables(done.content, arguments)
     assert "| cedd-star/absorb/4, exact |" in made["blocks-bounds"]
     assert "\n| cedd-star/absorb/4 | " in made["blocks-samples"]
-    assert made["blocks-speed"].splitlines()[2].startswith("| cedd-star/absorb/4 | ")
+    assert "\n| cedd-star/absorb/4 | " in made["blocks-speed"]
     assert "not yet" not in made["blocks-speed"]
 
 
