@@ -1,19 +1,24 @@
-"""Correctors of English on real misspellings: ours and others', fixed and broken, speed, start and size.
+"""English spelling correctors on real misspellings: the shares fixed and miscorrected, speed and start.
 
     python benchmarks/correctors.py --out correctors.json
 
-Misspellings of the test part of the lists in CEDD_DATA/misspellings (--part dev: those for choices) stand one each in
-sentences of the corpus that nothing was counted in, beside clean sentences, and sentences with two words joined or one
-split. Peers that are not installed are skipped, and named: pyspellchecker, symspellpy, autocorrect, codespell and typos
-are on the package index, aspell and hunspell in Debian; jamspell needs SWIG to install, and its model in
-CEDD_DATA/jamspell/en.bin. The interval of a share is by sentences. Speed is in
-characters per second of CPU time, on a text of such sentences in which a word in fifty is wrong, --speed of them; the
-time of programs that are started counts.
+Misspellings of the test part of the lists in CEDD_DATA/misspellings (--part dev: for choices) are placed in sentences
+of the corpus that the lexicon was not counted on, one per sentence. The other sentences are error-free, or have two
+words joined or one split. Tools that are not installed are skipped and named: pyspellchecker, symspellpy, autocorrect,
+codespell and typos are on PyPI, aspell and hunspell in Debian. jamspell is on PyPI and needs SWIG; its model is read
+from CEDD_DATA/jamspell/en.bin. Intervals are by sentence, and the share that each tool fixes is also compared with that
+of the first, by pairs. Speed is in characters per second of CPU time, including that of programs that are started, on
+--speed sentences in which one word in fifty is wrong. The results of other tools that --out has for the same sentences
+are kept.
 
     python benchmarks/correctors.py --unused
 
 measures on errors and sentences of the test part that none of the runs in `MEASURED` has used. They stay unused as long
-as nothing is chosen by what comes out.
+as nothing is chosen by their results.
+
+    python benchmarks/correctors.py --unused --count 3000 --only "cedd correct" "cedd, without known words"
+
+measures what the list of known words costs.
 """
 
 from __future__ import annotations
@@ -27,21 +32,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from english_words import corpus_texts, held_out_sentences
 from helps import parser_of
-from word_protocol import LISTS, Misspelt, Pair, joined_and_split, measure, placed, read_pairs
+from word_protocol import (
+    LISTS,
+    Difference,
+    Misspelt,
+    Pair,
+    joined_and_split,
+    measure,
+    paired_difference,
+    placed,
+    read_pairs,
+    shortened,
+)
 
 import cedd
-from cedd.apps.correct.engine import corrector_folder
+from cedd.apps.correct.engine import correct_words, corrector_folder
 from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
+from cedd.apps.correct.reader import Reader
 from cedd.apps.correct.words import like
 from cedd.data.folders import data_folder
 from cedd.models.locate import packaged
 from cedd.spelling.shares import Share
-from cedd.storage import write_json
+from cedd.storage import read_json, write_json
 
 Correct = Callable[[Sequence[str]], list[str]]
 """Corrected texts, in order."""
@@ -87,6 +105,13 @@ def ours(engine: Literal["words", "letters"], **options: Any) -> Correct:
     """cedd."""
     model = cedd.load(corrector_folder(packaged("english-char"), engine), "cpu")
     return lambda texts: [str(model.correct(text, engine=engine, **options)) for text in texts]
+
+
+def without_known_words() -> Correct:
+    """cedd, with a lexicon that lacks the list of known words."""
+    model = cedd.load("english", "cpu")
+    reader = Reader(replace(load_lexicon(packaged("english") / LEXICON_FILE), known={}))
+    return lambda texts: [str(correct_words(model, text, reader=reader)) for text in texts]
 
 
 def pyspellchecker() -> Correct:
@@ -193,6 +218,7 @@ def with_suggestions(text: str, answer: str) -> str:
 CORRECTORS: Mapping[str, Callable[[], Correct]] = {
     "cedd correct": lambda: ours("words"),
     "cedd, letters only": lambda: ours("letters"),
+    "cedd, without known words": without_known_words,
     "pyspellchecker": pyspellchecker,
     "symspellpy": symspell,
     "autocorrect": autocorrect,
@@ -302,8 +328,34 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def differences(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """By how much the first tool fixes more than each other one, as lines."""
+    (first, _), *others = results.items()
+    lines = [""] * bool(others)
+    for tool, result in others:
+        found = Difference(**result["first_minus_this"])
+        value, low, high = (f"{100 * one:.2f}" for one in found[:3])
+        lines.append(
+            f"fixed by {first} minus {tool}: {value} points [{low}, {high}]; "
+            f"{found.gained} errors only by the former, {found.lost} only by the latter"
+        )
+    return "\n".join(lines)
+
+
+def save_results(path: Path, about: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the figures to a file; those of other tools on the same sentences stay."""
+    tools = dict[str, Any]()
+    if path.is_file():
+        before = read_json(path)
+        if all(before.get(name) == about[name] for name in about if name != "bytes"):
+            tools = before["tools"]
+    tools |= {name: {k: v for k, v in result.items() if k != "shares"} for name, result in results.items()}
+    ordered = {name: tools[name] for name in CORRECTORS if name in tools}
+    write_json(path, {**about, "tools": ordered})
+
+
 def main() -> int:
-    """Test all that are installed."""
+    """Test the tools that are installed."""
     parser = parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
@@ -312,6 +364,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="mistakes of each list")
     parser.add_argument("--clean", type=int, default=500, help="sentences without mistakes")
     parser.add_argument("--spaces", type=int, default=100, help="joined words, and as many split ones")
+    parser.add_argument("--words", type=int, metavar="N", help="only N words of each sentence, with its error")
     parser.add_argument("--speed", type=int, default=400, help="sentences of the text that speed is measured on")
     parser.add_argument(
         "--rate", type=float, default=0.02, help="share of its words that are wrong; 1: one per sentence"
@@ -328,6 +381,8 @@ def main() -> int:
         given = test_set(corpus, lists, arguments.part, counts, arguments.unused)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    if arguments.words is not None:
+        given = [short for one in given if (short := shortened(one, arguments.words)) is not None]
     if not given:
         parser.error(f"there are no sentences in the texts of {corpus}")
     folder = packaged("english")
@@ -337,28 +392,31 @@ def main() -> int:
     else:
         paragraphs = every_nth_wrong(given, arguments.speed, arguments.every)
     results: dict[str, dict[str, Any]] = {}
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    about = {
+        "part": arguments.part,
+        "unused": arguments.unused,
+        "words": arguments.words,
+        "sentences": len(given),
+        "bytes": size,
+    }
     for name in arguments.only:
         try:
             results[name] = tested(CORRECTORS[name], given, known, paragraphs)
         except Absent as why:
             print(f"{name} is skipped: {why}", file=sys.stderr)
-    size = sum(path.stat().st_size for path in folder.iterdir())
+            continue
+        first = next(iter(results.values()))
+        if results[name] is not first:
+            difference = paired_difference(first["shares"]["real"].fixed, results[name]["shares"]["real"].fixed)
+            results[name]["first_minus_this"] = difference._asdict()
+        if arguments.out is not None:
+            save_results(arguments.out, about, results)
     print(table(results))
+    print(differences(results))
     print(
         f"\n{len(given)} sentences, part {arguments.part}. The model of cedd with its lexicon has {size / 1e6:.1f} MB."
     )
-    if arguments.out is not None:
-        plain = {name: {k: v for k, v in result.items() if k != "shares"} for name, result in results.items()}
-        write_json(
-            arguments.out,
-            {
-                "part": arguments.part,
-                "unused": arguments.unused,
-                "sentences": len(given),
-                "bytes": size,
-                "tools": plain,
-            },
-        )
     return 0
 
 

@@ -8,12 +8,14 @@ two are made from the sentences themselves. Case and punctuation at the edges of
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -154,6 +156,22 @@ def joined_and_split(texts: Iterable[str], count: int, seed: int = 0) -> Iterato
             return
 
 
+def shortened(sentence: Misspelt, size: int) -> Misspelt | None:
+    """`size` words of a sentence, with its error; None if it is shorter or the error is not one word."""
+    meant, written = sentence.meant.split(), sentence.written.split()
+    wrong = [i for i, words in enumerate(zip(meant, written, strict=False)) if len(set(words)) > 1]
+    if len(meant) != len(written) or len(meant) < size or len(wrong) > 1:
+        return None
+    draw = number("shortened", size, sentence.meant)
+    place = wrong[0] if wrong else draw % len(meant)
+    first = min(max(0, place - draw % size), len(meant) - size)
+    return replace(
+        sentence,
+        meant=" ".join(meant[first : first + size]).strip(".,;:!?\"'"),
+        written=" ".join(written[first : first + size]).strip(".,;:!?\"'"),
+    )
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # What became of them
 
@@ -209,6 +227,28 @@ class WordOutcomes:
 
     def record(self) -> JSONObject:
         return {"fixed": self.fixed.record(), "altered": self.altered.record(), "broken": self.broken.record()}
+
+
+class Difference(NamedTuple):
+    """The difference of two shares of the same errors, with a 95% interval; `gained` errors count only in the first
+    share, `lost` errors only in the second."""
+
+    value: float
+    low: float
+    high: float
+    gained: int
+    lost: int
+
+
+def paired_difference(first: Share, second: Share) -> Difference:
+    """The first share minus the second, of errors that both count at most once each.
+
+    The interval is that of Agresti and Min (2005): normal, with half an observation added to each of the four outcomes.
+    """
+    gained, lost = (int((one.hits > other.hits).sum()) for one, other in ((first, second), (second, first)))
+    total, difference = first.total + 2, gained - lost
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(gained + lost + 1 - difference**2 / total) / total
+    return Difference(first.value - second.value, difference / total - half, difference / total + half, gained, lost)
 
 
 def measure(

@@ -82,6 +82,16 @@ def test_jamspell_corrects_with_the_model_in_the_data_folder(scripts, monkeypatc
     assert scripts.jamspell()(["teh cat"]) == ["the cat"]
 
 
+def test_results_of_other_tools_on_the_same_sentences_are_kept(scripts, tmp_path):
+    file, about = tmp_path / "tools.json", {"part": "test", "sentences": 3, "bytes": 5}
+    scripts.save_results(file, about, {"typos": {"start_s": 1, "shares": ()}})
+    scripts.save_results(file, {**about, "bytes": 6}, {"cedd correct": {"start_s": 2, "shares": ()}})
+    assert list(read_json(file)["tools"]) == ["cedd correct", "typos"]
+    assert read_json(file)["tools"]["typos"] == {"start_s": 1}
+    scripts.save_results(file, {**about, "sentences": 4}, {"cedd correct": {"start_s": 2, "shares": ()}})
+    assert list(read_json(file)["tools"]) == ["cedd correct"]
+
+
 def test_data_that_is_not_there_is_one_line(scripts, monkeypatch, capsys, tmp_path):
     for lists in ([], ["birkbeck", "holbrook", "norvig", "wikipedia"]):
         (tmp_path / "misspellings").mkdir(exist_ok=True)

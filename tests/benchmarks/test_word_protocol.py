@@ -1,6 +1,7 @@
 """The evaluation protocol on human misspellings."""
 
 import pytest
+import torch
 
 from tests.benchmarks.scripts import definitions
 
@@ -36,6 +37,27 @@ def test_errors_are_inserted_into_sentences(protocol):
     pairs = {"list": [protocol.Pair("leter", "letter"), protocol.Pair("hoem", "home")]}
     (one,) = protocol.placed(pairs, ["The Letter came to us."], 5)
     assert (one.written, one.meant) == ("The Leter came to us.", "The Letter came to us.")
+
+
+def test_a_shortened_sentence_has_its_error(protocol):
+    for name in ("came", "went", "stood"):
+        meant = f"The man {name} home."
+        short = protocol.shortened(protocol.Misspelt(meant, meant.replace("home", "hoem")), 2)
+        assert (short.meant, short.written) == (f"{name} home", f"{name} hoem")
+    assert protocol.shortened(protocol.Misspelt("I have a lot.", "I have alot."), 2) is None
+    assert protocol.shortened(protocol.Misspelt("I have.", "I have."), 3) is None
+
+
+def test_the_difference_of_paired_shares(protocol):
+    """With 2 discordant pairs of 355: 2 / 357 -+ 1.96 sqrt(3 - 4 / 357) / 357."""
+
+    def share(hits):
+        return protocol.Share(torch.tensor(hits), torch.ones(355, dtype=torch.int64))
+
+    found = protocol.paired_difference(share([1] * 231 + [0] * 124), share([1] * 229 + [0] * 126))
+    assert found == pytest.approx((2 / 355, 2 / 357 - 0.0094913, 2 / 357 + 0.0094913, 2, 0), abs=1e-6)
+    same = protocol.paired_difference(share([1] * 355), share([1] * 355))
+    assert -0.006 < same.low < 0 < same.high < 0.006
 
 
 @pytest.mark.parametrize(

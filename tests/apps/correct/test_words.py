@@ -404,7 +404,7 @@ def test_a_particle_of_a_verb_is_not_joined_with_to(lexicon, text, joined):
     assert Reader(words).joined_word(text, first, second, before.key) == joined
 
 
-def test_the_network_does_not_score_a_word_without_context(lexicon, monkeypatch):
+def test_the_network_does_not_score_words_with_little_context(lexicon, monkeypatch):
     monkeypatch.setattr(decisions, "is_undecided", lambda p: True)
     read = list[str]()
 
@@ -412,9 +412,9 @@ def test_the_network_does_not_score_a_word_without_context(lexicon, monkeypatch)
         read.append(text)
         return np.zeros((len(replacements), 2))
 
-    for text in ("leter.", "the leter."):
+    for text in ("leter.", "the leter was, 3.", "the leter was here."):
         decide(Reader(lexicon), text, 0.5, scores)
-    assert read == ["the leter."]
+    assert read == ["the leter was here."]
 
 
 @settings(max_examples=50, deadline=None)

@@ -33,6 +33,8 @@ UNDECIDED, CLEAR = (0.1, 0.97), 0.75
 less than the share CLEAR of the probability of all changes."""
 MAX_NETWORK_OPTIONS, UNLIKELY = 8, 0.05
 """The network scores at most this many options of a word, and none whose probability is below UNLIKELY p_best."""
+MIN_CONTEXT = 4
+"""Words of a text that the network scores. In a shorter one, such as "reuqest timeout", the lexicon alone is better."""
 MIN_NETWORK_WORDS, CHARACTERS_PER_NETWORK_WORD = 32, 128
 """The network scores at most one word per 128 characters of a text (32 words in a short text), the least certain
 ones."""
@@ -66,7 +68,7 @@ def decide(
     """
     tokens = tokens_of(text)
     scored = reader.scored(text, tokens, threshold, ignored)
-    if likelihoods is not None and sum(token.key[0].isalpha() for token in tokens) > 1:  # a lone word has no context
+    if likelihoods is not None and sum(token.key[0].isalpha() for token in tokens) >= MIN_CONTEXT:
         scored = rescore_undecided(text, tokens, scored, reader.informed, likelihoods, threshold)
     return all_decisions(text, tokens, scored, threshold)
 
