@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cedd.device import has_float64, model_device
@@ -34,6 +36,8 @@ Module = TypeVar("Module", bound=nn.Module)
 _ENTRIES_AT_ONCE = {"cpu": 1 << 24, "mps": 1 << 25}
 _ENTRIES_ON_A_GPU = 1 << 25, 1 << 27
 
+_SIZES = 16
+"""How many numbers of masks a function of outputs at all masks is recorded for."""
 SPARSE = 4
 """A network skips other positions if there are at least this many times as many positions as selected ones."""
 
@@ -252,6 +256,23 @@ class RecordsFunctions(Protocol):
         ...
 
 
+@runtime_checkable
+class RecordsCalls(HasHead, Protocol):
+    """A network that also runs functions of outputs at all masks as CUDA graphs."""
+
+    def records(self, function: Callable[..., tuple[Tensor, ...]], rooms: Sequence[int]) -> bool:
+        """Whether `recorded_in` takes a function now: from its second use in these rooms, since recording takes as
+        long as many calls."""
+        ...
+
+    def recorded_in(
+        self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], rooms: Sequence[int]
+    ) -> tuple[Tensor, ...] | None:
+        """function(*inputs), with each input [n, ...] padded to its room; None if it cannot be recorded. The result is
+        overwritten by the next call."""
+        ...
+
+
 def records_functions(model: object) -> TypeGuard[RecordsFunctions]:
     """Whether a network declares that it records functions of rows."""
     return capabilities_of(model).recorder
@@ -328,6 +349,9 @@ class Places:
     local: Tensor | None = None
     """[R], the same positions in the flattened batch [S * L] of these sequences."""
 
+    host: HostPlaces | None = None
+    """What is known of them on the host."""
+
     @property
     def index(self) -> Tensor:
         """[R], in the flattened batch that the network runs on."""
@@ -335,6 +359,18 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True)
+class HostPlaces:
+    """Masks of a batch that are revealed in a call, as far as the host knows them without waiting for a GPU."""
+
+    rows: NDArray[np.int64]
+    """Those that are revealed, ascending flat positions [R]."""
+    masked: NDArray[np.bool_]
+    """Which positions are masks before the call, [B * L]."""
+    numbers: NDArray[np.float64]
+    """A uniform number for each of those that are revealed, [R]."""
 
 
 def flat_places(where: Tensor) -> Tensor:
@@ -351,24 +387,25 @@ class OutputCheck:
     """Checks outputs for NaN and infinity: immediately on a CPU, and in `settle` on a GPU, to avoid synchronization."""
 
     def __init__(self) -> None:
-        self._totals: list[Tensor] = []
+        self._totals: list[tuple[Tensor, Callable[[], ValueError]]] = []
 
     def look_at(self, outputs: Tensor) -> None:
         """Check outputs [..., V]."""
         if outputs.numel():
             self.add(_sum_of_largest(outputs))
 
-    def add(self, total: Tensor) -> None:
-        """Check the sum of the rows' largest outputs, []."""
-        self._totals.append(total)
+    def add(self, total: Tensor, error: Callable[[], ValueError] | None = None) -> None:
+        """Check the sum of the rows' largest outputs, [], or another number whose error is given."""
+        self._totals.append((total, error or invalid_outputs))
         if total.device.type == "cpu":
             self.settle()
 
     def settle(self) -> None:
         """Raise a ValueError if any output so far was NaN or infinite."""
-        totals, self._totals = self._totals, []
+        added, self._totals = self._totals, []
+        totals = [total for total, _ in added]
         if totals and not math.isfinite(totals[0] if len(totals) == 1 else torch.stack(totals).sum()):
-            raise invalid_outputs()
+            raise next((error() for total, error in added if not math.isfinite(total)), invalid_outputs())
 
 
 def invalid_outputs() -> ValueError:
@@ -518,6 +555,39 @@ class Network:
         head = FullPrecisionHead(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head), places.rows)
 
+    def recorded(
+        self,
+        x_t: Tensor,
+        sigma: Tensor,
+        masks: NDArray[np.int64],
+        function: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]],
+        given: Tensor,
+    ) -> tuple[Tensor, ...] | None:
+        """function(outputs [M, V] at the flat positions `masks`, x_t [B, L], given [B, ...]) as one recording with the
+        head, if the network makes recordings; the result is overwritten by the next call."""
+        model = self.model
+        unit = -(-x_t.numel() // _SIZES)
+        room = max(1, -(-len(masks) // unit)) * unit
+        if (
+            self.one_by_one
+            or self.only is not None
+            or self.home != self.device
+            or not isinstance(model, RecordsCalls)
+            or room * self.vocab_size > entries_at_once(self.device)
+        ):
+            return None
+        step, rooms = _HeadAnd(function, FullPrecisionHead(model.head), self.vocab_size), (room, len(x_t), len(x_t))
+        if not model.records(step, rooms):
+            return None
+        places = torch.as_tensor(masks).to(self.device, non_blocking=True)
+        hidden = self._run(_at_places(model, places, x_t.numel()), x_t, sigma).flatten(0, 1).index_select(0, places)
+        recorded = model.recorded_in(step, (hidden, x_t, given.to(self.device, non_blocking=True)), rooms)
+        if recorded is None:
+            return None
+        *made, total = recorded
+        self.check.add(total.clone())
+        return tuple(made)
+
     def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
         """The outputs at ascending rows [R], one sequence at a time."""
         length, start = x_t.shape[1], 0
@@ -651,13 +721,14 @@ class OutputRows:
 class _HeadAnd:
     """A function of outputs as a function of features, which also returns the sum that `OutputCheck` reads."""
 
-    function: RowFunction
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
     head: Callable[[Tensor], Tensor]
     vocab_size: int
 
-    def __call__(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         outputs = checked_outputs(self.head(hidden), (len(hidden), self.vocab_size))
-        return self.function(outputs, *others), _sum_of_largest(outputs)
+        made = self.function(outputs, *others)
+        return *(made if isinstance(made, tuple) else (made,)), _sum_of_largest(outputs)
 
 
 class RowsOneByOne(OutputRows):

@@ -185,7 +185,7 @@ def test_both_laws_draw_the_same_by_the_same_numbers():
         language = TokenLanguage(automaton)
         weights = log_weights(language, log_probs)
         scaled, logs = ScaledLaw(language, weights), LogLaw(language, weights)
-        if not scaled.trusted:
+        if not scaled.has_marginals:
             continue
         generator = torch.Generator().manual_seed(5)
         for _ in range(20):
@@ -228,7 +228,7 @@ def test_numbers_that_float64_cannot_hold():
     log_probs[0, 1:, 0] = -cost
     log_probs[0, 0, 1] = -cost * (length - 1) + math.log(3)
     weights = log_weights(language, log_probs)
-    assert not ScaledLaw(language, weights).trusted
+    assert not ScaledLaw(language, weights).has_marginals
     law = product_law(language, weights)
     assert abs(float(law.log_normalizer) - (math.log(4) - cost * (length - 1))) < 1e-9
     factors = law.log_factors(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
@@ -344,14 +344,15 @@ def test_kernels_compile_for_a_chip(kernel: str, greedy: bool):
     from cedd.constraints import product_law_triton as kernels
 
     floats = ("sums", "beta", "alpha", "weights", "factors", "numbers", "rest")
-    integers = ("places", "starts", "labels", "sources", "targets", "drawn", "target_labels", "target_sources")
-    integers += ("target_starts", "label_sources", "label_targets", "label_starts", "picked", "rows", "tokens")
+    integers = ("places", "starts", "labels", "sources", "targets", "drawn", "picked", "rows", "known", "tokens")
+    small = ("labels", "targets", "starts", "order", "rank") if kernel in ("_backward_kernel", "_draw_kernel") else ()
     types = (
         {"values": "*fp32", "logits": "*fp32", "chosen": "*i8"}
         | dict.fromkeys(floats, "*fp64")
         | dict.fromkeys(integers, "*i64")
     )
-    types |= dict.fromkeys(("columns", "groups", "length", "batch", "classes", "states"), "i32")
-    sizes = {"TILE": 32, "DEPTH": 32, "LABELS": 256, "LABEL_DEPTH": 4}
+    types |= dict.fromkeys(("columns", "groups", "length", "batch", "classes", "states", "many"), "i32")
+    types |= dict.fromkeys(small, "*i32")
+    sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64}
     constants = {"GREEDY": greedy, **sizes}
     assert compiled_for_a_chip(getattr(kernels, kernel), types, constants, kernels.WARPS)

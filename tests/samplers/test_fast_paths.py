@@ -13,6 +13,8 @@ from torch import Tensor
 
 import cedd
 from cedd import network
+from cedd.constraints import TokenLanguage, compile_tokens, regex
+from cedd.data.tokenizers import CharTokenizer
 from cedd.models.mask_padding import MaskPadded
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Capabilities
@@ -34,6 +36,7 @@ from cedd.samplers import (
 from cedd.samplers.choice import beliefs, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.feature_cache import CachedNetwork, with_cached_features
 from cedd.samplers.graphs import MOST_ROWS, Recorder
+from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
 from cedd.samplers.random_numbers import RandomNumbers, Use
 from tests.combinations import covering
@@ -579,10 +582,11 @@ class Recording:
     capabilities = Capabilities(features=True, recorder=True)
 
     device, recorded = torch.device("cpu"), graphs.GraphedNetwork.recorded
+    records, recorded_in = graphs.GraphedNetwork.records, graphs.GraphedNetwork.recorded_in
 
     def __init__(self, model: Transformer) -> None:
         self.features, self.head, self.captured = model.features, model.head, 0
-        self._recorder = Recorder(self._capture)
+        self._recorder, self._records, self._used = Recorder(self._capture), True, set[Any]()
 
     def _capture(self, *what: Any) -> Any:
         self.captured += 1
@@ -664,6 +668,57 @@ def test_the_oldest_recordings_are_forgotten(monkeypatch) -> None:
     for room in (1, 2, 3, 3, 2, 1):
         assert recorder(double, [torch.full((1,), float(room))], [room])[0][0] == 2 * room
     assert captured == [1, 2, 3, 1]
+
+
+LETTERS = "abcdefghijklmnopqrst"
+
+
+def in_language(pattern: str, first: int = 0, **others: Any) -> LanguageConstraint:
+    """The tokens from the first on write a text of the language; those before are c."""
+    compiled = TokenLanguage(compile_tokens(regex(pattern).automaton, CharTokenizer(LETTERS).texts, may_end=False))
+    held = cedd.Fixed(torch.full((16,), 2), torch.arange(16) < first)
+    return LanguageConstraint.of(16, [Span(first, 16, compiled, name=pattern, **others)]).holding(held)
+
+
+@pytest.mark.parametrize("sampler", ["analytic", "first-hitting"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"temperature": 0}, {"exclude": (0, 5)}])
+def test_recorded_draws_of_a_language_are_the_draws(sampler: str, options: dict[str, Any]) -> None:
+    process = cedd.absorb(20)
+    model, constraint = transformer(process), in_language("[a-f]{2,5}[^a]*(tt?|sr*)", first=3)
+    recording = Recording(model)
+    how = {"constraint": constraint, "sampler": sampler, "steps": 6, "deterministic": False, **options}
+    for seed in range(3):
+        x, y = (
+            sample(made, process, (5, 16), method="cedd", seeds=range(seed, seed + 5), **how)
+            for made in (recording, model)
+        )
+        assert torch.equal(x, y)
+        assert all(constraint.spans[0].language.automaton.matches(row) for row in x[:, 3:].tolist())
+        assert bool(recording.captured) == (seed > 0)  # at the second use
+    shown = list[Tensor]()
+    sample(recording, process, (5, 16), method="cedd", callback=lambda *now: shown.append(now[2]), seed=0, **how)
+    assert (torch.stack(shown) == 20).sum((1, 2)).diff().max() <= 0  # no state is overwritten
+
+
+def test_a_recorded_language_that_is_impossible_and_a_recording_that_fails() -> None:
+    process = cedd.absorb(20)
+    recording, how = Recording(transformer(process)), {"method": "cedd", "sampler": "analytic", "steps": 3}
+    how |= {"deterministic": False, "seed": 1}
+    impossible, possible = in_language("[ab]*"), in_language("[ac]*")
+    message = r"^every text that satisfies \[ab\]\* has probability 0: its tokens are excluded"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            sample(recording, process, (5, 16), constraint=impossible, exclude=(0, 1), **how)
+    assert recording.captured
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("an operation that cannot be recorded\nin detail")
+
+    recording._recorder = Recorder(failing)
+    expected = sample(recording, process, (5, 16), constraint=possible, **how)
+    with pytest.warns(UserWarning, match=r"could not be recorded as a CUDA graph.*\(an operation that .* recorded\)$"):
+        found = sample(recording, process, (5, 16), constraint=possible, **how)
+    assert torch.equal(found, expected)
 
 
 # ---- plans and draws -------------------------------------------------------------------------------------------------

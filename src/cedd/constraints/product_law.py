@@ -12,16 +12,17 @@ has a Markov chain over the states of the automaton. With P_i(c) the sum of p_i 
     backward    beta_L(q) = [q accepting],    beta_{i-1}(q) = sum_c P_i(c) beta_i(delta(q, c)),    Z = beta_0(start)
     forward     alpha_0(q) = [q start],       alpha_i(q') = sum over (q, c, q') of alpha_{i-1}(q) P_i(c)
     marginal    p_i(v) M_i(class of v) / Z,       M_i(c) = sum over (q, c, q') of alpha_{i-1}(q) beta_i(q')
-    draw        left to right: the class c at i from P_i(c) M_i(c), with alpha that of the classes drawn so far; then
-                p_i within c. A position that is not drawn is summed over: the others have their joint marginal
+    draw        left to right: the state q_i = delta(q_{i-1}, c), with the class c in proportion to P_i(c) beta_i(q_i);
+                then p_i within c
 
-in L E operations, whatever V. p_i need not be normalised: a factor of a position is one of Z.
+in L E operations, whatever V. p_i need not be normalised: a factor of a position is one of Z. A draw visits every
+position up to the last one that is drawn, so the tokens that it returns have their joint marginal law. The numbers for
+the other positions are hashes of the number for the next position that is drawn (see `own_numbers`).
 
 There are two implementations. `LogLaw` keeps the logarithm of each state, on any device and for all sequences at once;
 on CUDA devices a kernel runs all positions of a sequence (`product_law_triton.py`).
-`ScaledLaw` is for the CPU: numbers in float64 in units of the largest at each position. What it loses is below
-Q 1e-308 of the product of the largest alpha_i and beta_i. Where the sum of alpha_i beta_i is not above 1e-200 of that
-at every position, or a unit is below 1e-200, `product_law` uses `LogLaw`.
+`ScaledLaw` is for the CPU: numbers in float64 in units of the largest at each position. Where these are not above
+1e-200 (for marginals, the sum of alpha_i beta_i in units of both), it uses `LogLaw`.
 
 This is the law of one pass of a network given the language. A sampler that draws from it in several passes does not
 follow the model's p(x | language): see `cedd.samplers.particles`.
@@ -42,6 +43,7 @@ from torch import Tensor
 
 from cedd.constraints.token_automaton import TokenAutomaton
 from cedd.device import has_triton
+from cedd.splitmix import GAMMA, mix
 
 Numbers = NDArray[np.float64]
 _LEAST = 1e-200
@@ -108,6 +110,25 @@ class _HostGroups(NamedTuple):
         if len(self.some):
             found[..., self.some] = np.add.reduceat(terms, self.firsts, axis=-1)
         return found
+
+
+MANY = 8
+"""Transitions of a state above which kernels add them up in another shape."""
+
+
+class Edges(NamedTuple):
+    """The transitions in the order in which kernels read them: states with many first."""
+
+    label: Tensor
+    target: Tensor
+    starts: Tensor
+    """Where the transitions of each state in this order begin, and the end, [Q + 1]."""
+    state: Tensor
+    """The states in this order, [Q]."""
+    rank: Tensor
+    """The place of each state in this order, [Q]."""
+    many: int
+    """How many states have more than `MANY` transitions."""
 
 
 class TokenLanguage:
@@ -180,6 +201,19 @@ class TokenLanguage:
         return torch.where(places < counts[:, None], self.by_source.starts[:-1, None] + places, -1)
 
     @cached_property
+    def edges(self) -> Edges:
+        """The transitions for kernels: by the number that leave a state, most first."""
+        counts = torch.diff(self.by_source.starts)
+        order = torch.argsort(counts, descending=True, stable=True)
+        starts = torch.cat([counts.new_zeros(1), counts[order].cumsum(0)])
+        own = torch.repeat_interleave(self.by_source.starts[:-1][order] - starts[:-1], counts[order])
+        places = own + torch.arange(len(own), device=own.device)
+        first = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        tables = self.by_source.label[places], self.by_source.target[places], starts, order, first
+        label, target, starts, order, first = (table.to(torch.int32) for table in tables)
+        return Edges(label, target, starts, order, first, int((counts > MANY).sum()))
+
+    @cached_property
     def _pieces(self) -> tuple[Tensor, Tensor]:
         """The tokens by classes in pieces of at most `PIECE` tokens: the start of each piece, and the end, [N + 1];
         and the first piece of each class, and the end, [C + 1]."""
@@ -222,15 +256,18 @@ class TokenLanguage:
 
     def known_log_weights(self, tokens: Tensor) -> Tensor:
         """log P(c) of known tokens [R]: all on the class of each, [R, C]."""
-        classes = self.classes[tokens.to(self.device)]
-        found = torch.full((len(classes), self.num_classes), -math.inf, dtype=torch.float64, device=self.device)
-        return found.scatter(1, classes[:, None], 0.0)
+        return self.given_log_weights(self.classes[tokens.to(self.device)])
+
+    def given_log_weights(self, classes: Tensor) -> Tensor:
+        """log P(c) where the class is known, [...]: all on this one, [..., C]."""
+        found = torch.full((*classes.shape, self.num_classes), -math.inf, dtype=torch.float64, device=self.device)
+        return found.scatter(-1, classes[..., None], 0.0)
 
     def tokens_of(
         self, logits: Tensor, rows: Tensor, classes: Tensor, u: Tensor, *, greedy: bool = False
     ) -> Tensor | None:
         """Tokens [C] drawn by a kernel from logits [R, V] at rows [C] within classes [C], by uniform numbers u [C];
-        the likeliest, if `greedy`. None where there are no kernels."""
+        the likeliest, if `greedy`; 0 for a class of -1. None where there are no kernels."""
         if not _takes_kernels(logits):
             return None
         from cedd.constraints.product_law_triton import pick
@@ -295,10 +332,47 @@ def product_law(language: TokenLanguage, log_weights: Tensor, *, greedy: bool = 
         greedy: take maxima instead of sums, so that `draw` returns the most probable sequence.
     """
     if not greedy and language.device.type == "cpu":
-        law = ScaledLaw(language, log_weights)
-        if law.trusted:
-            return law
+        return ScaledLaw(language, log_weights)
     return LogLaw(language, log_weights, greedy=greedy)
+
+
+def own_numbers(u: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
+    """A uniform number for each position, [B, L]: u where chosen, and elsewhere a hash of the number of the next chosen
+    position and of the own position. After the last chosen position the numbers have no meaning."""
+    length = u.shape[1]
+    places = np.full(u.shape, length - 1)
+    places[chosen] = np.nonzero(chosen)[1]
+    following: NDArray[np.int64] = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1]
+    words: NDArray[np.uint64] = (np.take_along_axis(u, following, 1) * 2.0**53).astype(np.uint64)
+    words += np.arange(1, length + 1, dtype=np.uint64) * np.uint64(GAMMA)
+    return np.where(chosen, u, (mix(words) >> np.uint64(11)) * 2.0**-53)
+
+
+def draw_classes(
+    language: TokenLanguage, weights: Tensor, rows: Tensor, known: Tensor, numbers: Tensor, chosen: Tensor, greedy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Classes of the tokens at some positions and what is left of the numbers, as `ProductLaw.draw` has it, both
+    [B, L]; and log Z, [B]. Kernels read nothing on the host, so that a GPU can record it.
+
+    Args:
+        language: the language, on the device.
+        weights: log P(c) of some positions, [R, C].
+        rows: which of them each position has, [B, L].
+        known: the class of the token that a position has instead, [B, L]; -1 for none.
+        numbers: uniform numbers, [B, L].
+        chosen: which positions are drawn, [B, L] bool.
+        greedy: draw the most probable sequence.
+    """
+    if _takes_kernels(weights):
+        from cedd.constraints.product_law_triton import backward, draw
+
+        beta = backward(weights, rows, known, language.log_accepting, language.edges, greedy)
+        classes, rest = draw(weights, rows, known, beta, numbers, chosen, language.edges, greedy)
+        return classes, rest, beta[0, :, 0]
+    given = language.given_log_weights(known.clamp_min(0))
+    law = LogLaw(language, torch.where((known >= 0)[..., None], given, weights[rows]), greedy=greedy)
+    classes, rest = law.draw(numbers, chosen)
+    return classes, rest, law.log_normalizer
 
 
 class LogLaw:
@@ -323,12 +397,19 @@ class LogLaw:
         if _takes_kernels(last):
             from cedd.constraints.product_law_triton import backward
 
-            return backward(self._log_weights, last, groups.label, groups.target, groups.starts, self._greedy)
+            return backward(*self._places, last, self._language.edges, self._greedy)
         found = [last.expand(self._batch, -1)]
         for i in reversed(range(self._length)):
             terms = self._log_weights[i].index_select(1, groups.label) + found[-1].index_select(1, groups.target)
             found.append(groups.log_sums(terms, self._greedy))
         return torch.stack(found[::-1])
+
+    @property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights [L * B, C], the row of each position's weights [B, L], and that no position has a known token."""
+        count = torch.arange(self._length * self._batch, device=self._log_weights.device)
+        rows = count.view(self._length, self._batch).T
+        return self._log_weights.flatten(0, 1), rows, torch.full_like(rows, -1)
 
     def _start(self) -> Tensor:
         """log alpha_0, [B, Q]."""
@@ -356,30 +437,28 @@ class LogLaw:
 
     def draw(self, u: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `ProductLaw`."""
-        by_label, by_target = self._language.by_label, self._language.by_target
-        numbers = u.to(self._language.device, torch.float64)
-        where = torch.ones_like(numbers, dtype=torch.bool) if chosen is None else chosen.to(numbers.device)
-        if _takes_kernels(numbers):
+        where = torch.ones(u.shape, dtype=torch.bool, device=u.device) if chosen is None else chosen
+        if _takes_kernels(self._log_weights):
             from cedd.constraints.product_law_triton import draw
 
-            into, of_class = (by_target.label, by_target.source), (by_label.source, by_label.target)
-            groups = (*into, by_target.starts), (*of_class, by_label.starts)
-            return draw(self._log_weights, self._log_beta, self._start(), numbers, where, *groups, self._greedy)
-        alpha = self._start()
+            numbers, edges = (u.double(), where.to(u.device)), self._language.edges
+            return draw(*self._places, self._log_beta, *numbers, edges, self._greedy)
+        groups, leaving = self._language.by_source, self._language.leaving
+        numbers = torch.as_tensor(own_numbers(u.cpu().double().numpy(), where.cpu().numpy()), device=u.device)
+        state = torch.zeros(self._batch, dtype=torch.int64, device=u.device)
         classes, rest = list[Tensor](), list[Tensor]()
         for i in range(self._length):
-            following = self._log_beta[i + 1].index_select(1, by_label.target)
-            factors = by_label.log_sums(alpha.index_select(1, by_label.source) + following, self._greedy)
-            weights = self._log_weights[i] + factors
+            edges = leaving[state]
+            label, target = groups.label[edges], groups.target[edges]
+            weights = self._log_weights[i].gather(1, label) + self._log_beta[i + 1].gather(1, target)
+            weights = weights.masked_fill_(edges < 0, -math.inf)
             if self._greedy:
-                label, remainder = weights.argmax(1), numbers[:, i]
+                place, remainder = weights.argmax(1), numbers[:, i]
             else:
-                label, remainder = _inverse((weights - weights.amax(1, keepdim=True)).exp_().cumsum(1), numbers[:, i])
-            drawn = torch.full_like(weights, -math.inf).scatter_(1, label[:, None], 0.0)
-            law = torch.where(where[:, i, None], drawn, self._log_weights[i])
-            terms = law.index_select(1, by_target.label) + alpha.index_select(1, by_target.source)
-            alpha = by_target.log_sums(terms, self._greedy)
-            classes.append(label)
+                unit = weights.amax(1, keepdim=True).clamp_min(_LOWEST)
+                place, remainder = _inverse((weights - unit).exp_().cumsum(1), numbers[:, i])
+            state, drawn = (part.gather(1, place[:, None]).squeeze(1) for part in (target, label))
+            classes.append(drawn)
             rest.append(remainder)
         return torch.stack(classes, 1), torch.stack(rest, 1)
 
@@ -421,21 +500,17 @@ class ScaledLaw:
     """
 
     def __init__(self, language: TokenLanguage, log_weights: Tensor) -> None:
-        self._language = language
+        self._language, self._log_weights = language, log_weights
         logs = np.asarray(log_weights, dtype=np.float64)
         self._unit = np.maximum(logs.max(-1), _LOWEST)
         """The log of the largest weight at each position, [B, L]."""
         self._weights = np.exp(logs - self._unit[..., None])
         batch, length, _ = logs.shape
         self._beta = np.zeros((batch, length + 1, language.num_states))
-        self._alpha = np.zeros((batch, length + 1, language.num_states))
-        self._valid = np.full(batch, length)
+        self._valid = np.full(batch, -1)
         """The last position of each sequence whose alpha is computed."""
-        self._log_normalizer = np.zeros(batch)
-        self._least_unit = math.inf
-        for b in range(batch):
-            self._log_normalizer[b] = self._backward(b) + self._unit[b].sum()
-            self._forward(b, 0, length)
+        self._least = math.inf
+        self._log_normalizer = np.array([self._backward(b) + self._unit[b].sum() for b in range(batch)])
 
     def _backward(self, b: int) -> float:
         """log Z, in units of the weights."""
@@ -444,75 +519,86 @@ class ScaledLaw:
         units = 0.0
         for i in reversed(range(len(weights))):
             units += self._into(beta[i], groups.sums(weights[i].take(groups.label) * beta[i + 1].take(groups.target)))
+        self._least = min(self._least, beta[0, 0])
         return units + (math.log(beta[0, 0]) if beta[0, 0] > 0 else -math.inf)
+
+    @cached_property
+    def _logs(self) -> LogLaw:
+        """The law for numbers that float64 cannot hold."""
+        return LogLaw(self._language, self._log_weights)
+
+    @cached_property
+    def _alpha(self) -> Numbers:
+        """[B, L + 1, Q]"""
+        self._valid[:] = 0
+        alpha = np.zeros_like(self._beta)
+        alpha[:, 0, 0] = 1.0
+        return alpha
 
     def _forward(self, b: int, start: int, stop: int) -> None:
         """alpha after positions start..stop-1."""
         groups, weights, alpha = self._language.by_target.on_host, self._weights[b], self._alpha[b]
-        alpha[0, 0] = 1.0
         for i in range(start, stop):
             self._into(alpha[i + 1], groups.sums(weights[i].take(groups.label) * alpha[i].take(groups.source)))
 
     def _into(self, row: Numbers, values: Numbers) -> float:
         """Put values [Q] in units of the largest into a row; the log of that unit."""
         unit = float(values.max())
-        self._least_unit = min(self._least_unit, unit)
+        self._least = min(self._least, unit)
         if unit < _LEAST:
             return -math.inf
         np.divide(values, unit, out=row)
         return math.log(unit)
 
-    @property
-    def trusted(self) -> bool:
-        """Whether the loss of precision is negligible (see the top of the module)."""
-        return self._least_unit > _LEAST and bool(((self._alpha * self._beta).sum(-1) > _LEAST).all())
+    @cached_property
+    def has_beta(self) -> bool:
+        """Whether beta has not lost precision (see the top of the module)."""
+        return self._least > _LEAST
+
+    @cached_property
+    def has_marginals(self) -> bool:
+        """Whether the marginals have not either."""
+        if not self.has_beta:
+            return False
+        for b in range(len(self._beta)):
+            self._forward(b, 0, self._weights.shape[1])
+        self._valid[:] = self._weights.shape[1]
+        return self._least > _LEAST and bool(((self._alpha * self._beta).sum(-1) > _LEAST).all())
 
     @property
     def log_normalizer(self) -> Tensor:
         """See `ProductLaw`."""
-        return torch.as_tensor(self._log_normalizer)
+        return torch.as_tensor(self._log_normalizer) if self.has_beta else self._logs.log_normalizer
 
     def draw(self, u: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `ProductLaw`."""
-        numbers: Numbers = u.to("cpu", torch.float64).numpy()
-        where = np.ones(numbers.shape, dtype=bool) if chosen is None else chosen.numpy()
-        classes, rest = np.zeros(numbers.shape, dtype=np.int64), np.zeros(numbers.shape)
+        where = np.ones(u.shape, dtype=np.bool_) if chosen is None else chosen.numpy()
+        numbers = own_numbers(u.to("cpu", torch.float64).numpy(), where)
+        classes, rest = np.zeros(u.shape, dtype=np.int64), np.zeros(u.shape)
         for b in range(len(numbers)):
-            alpha = self._alpha[b, 0]
-            for i in range(numbers.shape[1]):
-                if where[b, i]:
-                    classes[b, i], rest[b, i], alpha = self._drawn(b, i, alpha, float(numbers[b, i]))
-                else:
-                    alpha = self._passed(b, i, alpha)
+            drawn = np.flatnonzero(where[b])
+            length = int(drawn[-1]) + 1 if len(drawn) else 0
+            if not (self.has_beta and self._walk(b, length, numbers[b], classes[b], rest[b])):
+                return self._logs.draw(u, chosen)
         return torch.as_tensor(classes), torch.as_tensor(rest)
 
-    def _drawn(self, b: int, i: int, alpha: Numbers, u: float) -> tuple[int, float, Numbers]:
-        """The class drawn at a position, what is left of the number, and alpha after it."""
-        some = np.flatnonzero(alpha)
-        if len(some) == 1:  # a state
-            leaving = self._language.by_source.on_host
-            edges = slice(leaving.starts[some[0]], leaving.starts[some[0] + 1])
+    def _walk(self, b: int, length: int, u: Numbers, classes: NDArray[np.int64], rest: Numbers) -> bool:
+        """Draw the classes of the first positions; whether the precision sufficed."""
+        leaving, state = self._language.by_source.on_host, 0
+        for i in range(length):
+            edges = slice(leaving.starts[state], leaving.starts[state + 1])
             labels, target = leaving.label[edges], leaving.target[edges]
-            place, remainder = _host_inverse(self._weights[b, i].take(labels) * self._beta[b, i + 1].take(target), u)
-            label = int(labels[place])
-            after = np.zeros_like(alpha)
-            after[target[place]] = 1.0
-            return label, remainder, after
-        groups = self._language.by_label.on_host
-        factors = groups.sums(alpha.take(groups.source) * self._beta[b, i + 1].take(groups.target))
-        label, remainder = _host_inverse(self._weights[b, i] * factors, u)
-        edges = slice(groups.starts[label], groups.starts[label + 1])
-        after = np.bincount(groups.target[edges], alpha.take(groups.source[edges]), len(alpha))
-        return label, remainder, after / after.max()
-
-    def _passed(self, b: int, i: int, alpha: Numbers) -> Numbers:
-        """alpha after a position that is not drawn."""
-        groups = self._language.by_target.on_host
-        after = groups.sums(self._weights[b, i].take(groups.label) * alpha.take(groups.source))
-        return after / after.max()
+            sums: Numbers = np.cumsum(self._weights[b, i].take(labels) * self._beta[b, i + 1].take(target))
+            if sums[-1] <= _LEAST:
+                return False
+            place, rest[i] = _host_inverse(sums, float(u[i]))
+            classes[i], state = labels[place], target[place]
+        return True
 
     def log_factors(self, sequences: Tensor, positions: Tensor) -> Tensor:
         """See `ProductLaw`."""
+        if not self.has_marginals:
+            return self._logs.log_factors(sequences, positions)
         groups = self._language.by_label.on_host
         b, i = sequences.numpy(), positions.numpy()
         for row, position in zip(b.tolist(), i.tolist(), strict=True):
@@ -528,15 +614,17 @@ class ScaledLaw:
 
     def fix(self, sequences: Tensor, positions: Tensor, classes: Tensor) -> None:
         """See `ProductLaw`."""
+        if not self.has_marginals:
+            self._logs.fix(sequences, positions, classes)
+            return
         b, i = sequences.numpy(), positions.numpy()
         self._weights[b, i], self._unit[b, i] = 0.0, 0.0
         self._weights[b, i, classes.numpy()] = 1.0
         self._valid[b] = i
 
 
-def _host_inverse(weights: Numbers, u: float) -> tuple[int, float]:
+def _host_inverse(sums: Numbers, u: float) -> tuple[int, float]:
     """`_inverse` of one row."""
-    sums: Numbers = np.cumsum(weights)
     total = float(sums[-1])
     goal = min(u * total, math.nextafter(total, 0.0))
     place = min(int(np.searchsorted(sums, goal, side="right")), len(sums) - 1)

@@ -16,12 +16,19 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
+from cedd import splitmix
+from cedd.constraints.product_law import Edges
+
 WARPS = 4
 PIECE = 32
 """Tokens of a class that are summed at once."""
 LOWEST = tl.constexpr(-1e300)
 """In the place of -inf, where it is subtracted."""
 LARGEST_SHARE = tl.constexpr(1 - 2.0**-53)
+GAMMA = tl.constexpr(splitmix.GAMMA)
+FIRST_FACTOR = tl.constexpr(0xBF58476D1CE4E5B9)
+SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
+"""Of SplitMix64."""
 FEW = 64
 """Groups up to which a tile has 32 of them."""
 
@@ -81,22 +88,60 @@ def _row_sums_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["length", "batch", "classes", "states"])
-def _backward_kernel(
-    beta, weights, labels, targets, starts, length, batch, classes, states, GREEDY: tl.constexpr, TILE: tl.constexpr,
+@triton.jit
+def _put_beta(
+    to, own, only, after, labels, targets, starts, order, start, states, GREEDY: tl.constexpr, TILE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """beta [L + 1, B, Q], of which the last is given."""
+    """beta at a position for the states order[start..start + TILE]. If `only` is at least 0, the weight is 1 for this
+    class, and 0 for others."""
+    place = start + tl.arange(0, TILE)
+    exists = place < states
+    begin = tl.load(starts + place, mask=exists, other=0)
+    end = tl.load(starts + place + 1, mask=exists, other=0)
+    to += tl.load(order + place, mask=exists, other=0)
+    longest = tl.max(end - begin, 0)
+    largest = tl.full([TILE], float("-inf"), tl.float64)
+    total = tl.zeros([TILE], tl.float64)
+    for depth in range(0, longest, DEPTH):
+        edge = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
+        inside = edge < end[:, None]
+        label = tl.load(labels + edge, mask=inside, other=0)
+        target = tl.load(targets + edge, mask=inside, other=0)
+        taken = inside & (label == tl.where(only < 0, label, only))
+        terms = _terms(after, target, taken)
+        if only < 0:
+            terms += _terms(own, label, taken)
+        higher = tl.maximum(largest, tl.max(terms, 1))
+        if not GREEDY:
+            unit = tl.maximum(higher, LOWEST)
+            total *= tl.exp(tl.maximum(largest, LOWEST) - unit)
+            total += tl.sum(tl.exp(terms - unit[:, None]), 1)
+        largest = higher
+    found = largest if GREEDY else tl.log(total) + tl.maximum(largest, LOWEST)
+    tl.store(to, found, mask=exists)
+
+
+@triton.jit(do_not_specialize=["length", "batch", "classes", "states", "many"])
+def _backward_kernel(
+    beta, weights, rows, known, labels, targets, starts, order, length, batch, classes, states, many,
+    GREEDY: tl.constexpr,
+):  # fmt: skip
+    """beta [L + 1, B, Q], of which the last is given. Position i has the weights of row rows[b, i], or those of a token
+    of the class known[b, i], if this is at least 0. States from `many` on have few transitions."""
     sequence = tl.program_id(0).to(tl.int64)
+    rows += sequence * length
+    known += sequence * length
     for count in range(length):
         i = length - 1 - count
-        own = weights + (i * batch + sequence) * classes
+        own = weights + tl.load(rows + i).to(tl.int64) * classes
+        only = tl.load(known + i).to(tl.int32)
         after = beta + ((i + 1) * batch + sequence) * states
         to = beta + (i * batch + sequence) * states
-        for start in range(0, states, TILE):
-            _put_log_sums(
-                to, own, labels, -1, after, targets, starts, start, states, True, GREEDY, TILE, DEPTH
-            )  # fmt: skip
+        for start in range(0, many, 16):
+            _put_beta(to, own, only, after, labels, targets, starts, order, start, many, GREEDY, 16, 64)
+        for start in range(many, states, 128):
+            _put_beta(to, own, only, after, labels, targets, starts, order, start, states, GREEDY, 128, 8)
         tl.debug_barrier()
 
 
@@ -124,100 +169,108 @@ def _forward_kernel(
 
 
 @triton.jit
-def _largest(own, factors, classes, TILE: tl.constexpr):
-    """The largest of own + factors [C], and the first class that has it."""
-    best, place = tl.full([], float("-inf"), tl.float64), tl.zeros([], tl.int32)
-    for start in range(0, classes, TILE):
-        label = start + tl.arange(0, TILE)
-        weight = _terms(own, label, label < classes) + _terms(factors, label, label < classes)
-        higher = tl.max(weight, 0)
-        if higher > best:
-            best = higher
-            place = tl.min(tl.where(weight == higher, label, classes), 0)
-    return best, place
+def _hashed(number, place):
+    """The number in [0, 1) of a position that is not drawn (see `own_numbers`)."""
+    word = (number * 9007199254740992.0).to(tl.int64).to(tl.uint64) + (place + 1).to(tl.uint64) * GAMMA
+    word = (word ^ (word >> 30)) * FIRST_FACTOR
+    word = (word ^ (word >> 27)) * SECOND_FACTOR
+    word = word ^ (word >> 31)
+    return (word >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
-def _scaled(own, factors, unit, label, classes):
-    """exp(own + factors - unit) at some classes."""
-    return tl.exp(_terms(own, label, label < classes) + _terms(factors, label, label < classes) - unit)
-
-
-@triton.jit
-def _inverse(own, factors, u, classes, TILE: tl.constexpr):
-    """A class drawn in proportion to exp(own + factors) by the number u, and how far into its interval u is."""
-    unit, place = _largest(own, factors, classes, TILE)
-    unit = tl.maximum(unit, LOWEST)
+def _walk(own, after, labels, targets, begin, end, u, GREEDY: tl.constexpr, TILE: tl.constexpr):
+    """The transition begin..end - 1 that is drawn in proportion to exp(own[label] + after[target]) by the number u, and
+    how far u is into its interval."""
+    unit, place = tl.full([], float("-inf"), tl.float64), begin
     total = tl.zeros([], tl.float64)
-    for start in range(0, classes, TILE):
-        total += tl.sum(_scaled(own, factors, unit, start + tl.arange(0, TILE), classes), 0)
-    goal, before = u * total, tl.zeros([], tl.float64)
-    share, found = tl.full([], LARGEST_SHARE, tl.float64), tl.zeros([], tl.int32)
-    for start in range(0, classes, TILE):
-        label = start + tl.arange(0, TILE)
-        weight = _scaled(own, factors, unit, label, classes)
-        until = before + tl.cumsum(weight, 0)
-        beyond = tl.min(tl.where((until > goal) & (weight > 0), label, classes), 0)
-        last = tl.max(tl.where(weight > 0, label, -1), 0)  # by rounding, the goal can be beyond all
-        taken = tl.where(beyond < classes, beyond, last)
-        if (found == 0) & (taken >= 0):
-            here = label == taken
-            own_weight = tl.sum(tl.where(here, weight, 0.0), 0)
-            left = goal - (tl.sum(tl.where(here, until, 0.0), 0) - own_weight)
-            share = tl.minimum(tl.maximum(left / tl.maximum(own_weight, 1e-300), 0.0), LARGEST_SHARE)
-            place = taken
-            found = (beyond < classes).to(tl.int32)
-        before += tl.sum(weight, 0)
+    for start in range(begin, end, TILE):
+        edge = start + tl.arange(0, TILE)
+        weight = _weights(own, after, labels, targets, edge, edge < end)
+        higher = tl.max(weight, 0)
+        if higher > unit:
+            place = tl.min(tl.where(weight == higher, edge, end), 0)
+            total *= tl.exp(tl.maximum(unit, LOWEST) - higher)
+            unit = higher
+        total += tl.sum(tl.exp(weight - tl.maximum(unit, LOWEST)), 0)
+    share = u
+    if not GREEDY:
+        goal, before = u * total, tl.zeros([], tl.float64)
+        found = tl.zeros([], tl.int32)
+        for start in range(begin, end, TILE):
+            edge = start + tl.arange(0, TILE)
+            weight = _weights(own, after, labels, targets, edge, edge < end)
+            weight = tl.exp(weight - tl.maximum(unit, LOWEST))
+            until = before + tl.cumsum(weight, 0)
+            beyond = tl.min(tl.where((until > goal) & (weight > 0), edge, end), 0)
+            last = tl.max(tl.where(weight > 0, edge, -1), 0)  # by rounding, the goal can be beyond all
+            taken = tl.where(beyond < end, beyond, last)
+            if (found == 0) & (taken >= 0):
+                here = edge == taken
+                width = tl.sum(tl.where(here, weight, 0.0), 0)
+                left = goal - (tl.sum(tl.where(here, until, 0.0), 0) - width)
+                share = tl.minimum(tl.maximum(left / tl.maximum(width, 1e-300), 0.0), LARGEST_SHARE)
+                place = taken
+                found = (beyond < end).to(tl.int32)
+            before += tl.sum(weight, 0)
     return place, share
+
+
+@triton.jit
+def _weights(own, after, labels, targets, edge, inside):
+    """log weights of some transitions."""
+    label = tl.load(labels + edge, mask=inside, other=0)
+    target = tl.load(targets + edge, mask=inside, other=0)
+    return _terms(own, label, inside) + _terms(after, target, inside)
 
 
 @triton.jit(do_not_specialize=["length", "batch", "classes", "states"])
 def _draw_kernel(
-    drawn, rest, alpha, factors, beta, weights, numbers, chosen, target_labels, target_sources, target_starts,
-    label_sources, label_targets, label_starts, length, batch, classes, states, GREEDY: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr, LABELS: tl.constexpr, LABEL_DEPTH: tl.constexpr,
+    drawn, rest, beta, weights, rows, known, numbers, chosen, labels, targets, starts, rank, length, batch, classes,
+    states, GREEDY: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Classes [B, L] by numbers [B, L], where chosen [B, L]; alpha [2, B, Q], of which the first is given, and factors
-    [B, C] are room."""
+    """Classes [B, L] by numbers [B, L], where chosen [B, L], and how far these are into their intervals [B, L]."""
     sequence = tl.program_id(0).to(tl.int64)
-    factors += sequence * classes
-    last = tl.zeros([], tl.int32)
-    for i in range(length):
-        last = tl.where(tl.load(chosen + sequence * length + i) != 0, i, last)
+    offset = sequence * length
+    place = tl.arange(0, PLACES)
+    marked = tl.load(chosen + offset + place, mask=place < length, other=0) != 0
+    last = tl.max(tl.where(marked, place, -1), 0)
+    state = tl.zeros([], tl.int32)
     for i in range(last + 1):
-        own = weights + (i * batch + sequence) * classes
-        before = alpha + ((i % 2) * batch + sequence) * states
-        to = alpha + (((i + 1) % 2) * batch + sequence) * states
-        only = tl.full([], -1, tl.int32)
-        if tl.load(chosen + sequence * length + i) != 0:
-            after = beta + ((i + 1) * batch + sequence) * states
-            for start in range(0, classes, LABELS):
-                _put_log_sums(
-                    factors, before, label_sources, -1, after, label_targets, label_starts, start, classes, True,
-                    GREEDY, LABELS, LABEL_DEPTH,
-                )  # fmt: skip
-            tl.debug_barrier()
-            share = tl.load(numbers + sequence * length + i)
-            if GREEDY:
-                _, only = _largest(own, factors, classes, 1024)
-            else:
-                only, share = _inverse(own, factors, share, classes, 1024)
-            tl.store(drawn + sequence * length + i, only)
-            tl.store(rest + sequence * length + i, share)
-            tl.debug_barrier()
-        _put_alpha(to, own, only, before, target_labels, target_sources, target_starts, states, GREEDY, TILE, DEPTH)
+        following = tl.min(tl.where(marked & (place >= i), place, last), 0)
+        u = tl.load(numbers + offset + following)
+        u = tl.where(following == i, u, _hashed(u, tl.full([], i, tl.int64)))
+        only = tl.load(known + offset + i).to(tl.int32)
+        after = beta + ((i + 1) * batch + sequence) * states
+        own = weights + tl.load(rows + offset + i).to(tl.int64) * classes
+        at = tl.load(rank + state)
+        begin, end = tl.load(starts + at), tl.load(starts + at + 1)
+        edge, share = begin, u
+        if only >= 0:
+            for start in range(begin, end, TILE):
+                other = start + tl.arange(0, TILE)
+                label = tl.load(labels + other, mask=other < end, other=-1)
+                edge = tl.maximum(edge, tl.max(tl.where(label == only, other, -1), 0))
+        else:
+            edge, share = _walk(own, after, labels, targets, begin, end, u, GREEDY, TILE)
+        # A state without transitions is only reached if no sequence is possible.
+        edge = tl.where(begin < end, edge, 0)
+        tl.store(drawn + offset + i, tl.load(labels + edge).to(tl.int64))
+        tl.store(rest + offset + i, share)
+        state = tl.load(targets + edge)
 
 
 @triton.jit(do_not_specialize=["columns"])
 def _pick_kernel(
     picked, logits, rows, labels, numbers, tokens, starts, columns, GREEDY: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """picked[i] = the token drawn from logits [R, columns] at rows[i] within the class labels[i], by numbers[i]."""
+    """picked[i] = the token drawn from logits [R, columns] at rows[i] within the class labels[i], by numbers[i]; 0 if
+    labels[i] is -1."""
     i = tl.program_id(0)
     logits += tl.load(rows + i) * columns
     label = tl.load(labels + i)
-    begin = tl.load(starts + label)
-    size = (tl.load(starts + label + 1) - begin).to(tl.int32)
+    begin = tl.load(starts + label, mask=label >= 0, other=0)
+    size = (tl.load(starts + label + 1, mask=label >= 0, other=0) - begin).to(tl.int32)
     tokens += begin
     unit = tl.full([], float("-inf"), tl.float64)
     for start in range(0, size, TILE):
@@ -244,7 +297,7 @@ def _pick_kernel(
         if found == 0:
             place = tl.where(first < size, first, tl.maximum(place, last))
             found = (first < size).to(tl.int32)
-    tl.store(picked + i, tl.load(tokens + tl.maximum(place, 0)))
+    tl.store(picked + i, tl.load(tokens + tl.maximum(place, 0), mask=size > 0, other=0))
 
 
 @triton.jit
@@ -253,8 +306,8 @@ def _at_tokens(logits, tokens, at, size):
     return _terms(logits, tl.load(tokens + at, mask=at < size, other=0), at < size)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
-    kernel[grid](*arguments, num_warps=WARPS)
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = WARPS) -> None:
+    kernel[grid](*arguments, num_warps=warps)
 
 
 def log_sums_of_rows(values: Tensor, places: Tensor, starts: Tensor, greedy: bool) -> Tensor:
@@ -268,16 +321,23 @@ def log_sums_of_rows(values: Tensor, places: Tensor, starts: Tensor, greedy: boo
     return sums
 
 
-def backward(
-    log_weights: Tensor, last: Tensor, labels: Tensor, targets: Tensor, starts: Tensor, greedy: bool
-) -> Tensor:
-    """log beta [L + 1, B, Q] of log_weights [L, B, C], with the last [Q], by transitions sorted by source."""
-    (length, batch, classes), states = log_weights.shape, len(last)
-    beta = log_weights.new_empty(length + 1, batch, states)
+def backward(weights: Tensor, rows: Tensor, known: Tensor, last: Tensor, edges: Edges, greedy: bool) -> Tensor:
+    """log beta [L + 1, B, Q].
+
+    Args:
+        weights: log P(c), [N, C].
+        rows: which of them each position has, [B, L].
+        known: the class of the token that a position has instead, [B, L]; -1 for none.
+        last: the last log beta, [Q].
+        edges: the transitions.
+        greedy: take maxima instead of sums.
+    """
+    (batch, length), classes, states = rows.shape, weights.shape[1], len(last)
+    beta = weights.new_empty(length + 1, batch, states)
     beta[-1] = last
-    sizes = (length, batch, classes, states)
-    tables = beta, log_weights, labels, targets, starts
-    _launch(_backward_kernel, (batch,), *tables, *sizes, greedy, *tile_of(states))
+    given = beta, weights, rows.contiguous(), known.contiguous()
+    tables = *given, edges.label, edges.target, edges.starts, edges.state
+    _launch(_backward_kernel, (batch,), *tables, length, batch, classes, states, edges.many, greedy)
     return beta
 
 
@@ -295,34 +355,36 @@ def forward(
 
 
 def draw(
-    log_weights: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    known: Tensor,
     beta: Tensor,
-    first: Tensor,
     numbers: Tensor,
     chosen: Tensor,
-    by_target: tuple[Tensor, Tensor, Tensor],
-    by_label: tuple[Tensor, Tensor, Tensor],
+    edges: Edges,
     greedy: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Classes [B, L] and what is left of the numbers [B, L], where chosen [B, L].
+    """Classes [B, L] and what is left of the numbers [B, L], where chosen [B, L]; elsewhere they have no meaning.
 
     Args:
-        log_weights: [L, B, C].
+        weights: log P(c), [N, C].
+        rows: which of them each position has, [B, L].
+        known: the class of the token that a position has instead, [B, L]; -1 for none.
         beta: log beta, [L + 1, B, Q].
-        first: the first log alpha, [B, Q].
-        numbers: uniform numbers.
+        numbers: uniform numbers, [B, L].
         chosen: which positions are drawn.
-        by_target: labels, sources and starts of the transitions sorted by target.
-        by_label: sources, targets and starts of those sorted by label.
+        edges: the transitions.
         greedy: take the largest.
     """
-    (length, batch, classes), states = log_weights.shape, first.shape[1]
-    alpha, factors = torch.stack([first, first]), log_weights.new_empty(batch, classes)
-    drawn, rest = torch.empty(batch, length, dtype=torch.int64, device=first.device), torch.empty_like(numbers)
-    marked = chosen.to(torch.int8).contiguous()
-    tables = drawn, rest, alpha, factors, beta, log_weights, numbers.contiguous(), marked, *by_target, *by_label
-    sizes = (length, batch, classes, states)
-    _launch(_draw_kernel, (batch,), *tables, *sizes, greedy, *tile_of(states), *tile_of(classes))
+    (batch, length), classes, states = rows.shape, weights.shape[1], beta.shape[2]
+    drawn, rest = rows.new_zeros(batch, length), numbers.new_zeros(batch, length)
+    if length and len(edges.label):
+        marked = chosen.to(torch.int8).contiguous()
+        given = beta, weights, rows.contiguous(), known.contiguous(), numbers.contiguous(), marked
+        tables = edges.label, edges.target, edges.starts, edges.rank
+        sizes = length, batch, classes, states
+        places = triton.next_power_of_2(length)
+        _launch(_draw_kernel, (batch,), drawn, rest, *given, *tables, *sizes, greedy, 128, places, warps=1)
     return drawn, rest
 
 
@@ -334,7 +396,7 @@ def pick(
     Args:
         logits: up to a number for each row.
         rows: which row each is drawn from.
-        labels: the classes.
+        labels: the classes; the token is 0 for -1.
         numbers: uniform numbers.
         tokens: tokens by classes.
         starts: where each class begins, and the end, [classes + 1].

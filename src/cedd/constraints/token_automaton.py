@@ -122,6 +122,15 @@ class TokenAutomaton:
 
     def lengths(self, most: int) -> list[int]:
         """Which numbers of tokens up to `most` the language has texts of."""
+        if most not in self._lengths:
+            self._lengths[most] = self._counted(most)
+        return [*self._lengths[most]]
+
+    @cached_property
+    def _lengths(self) -> dict[int, list[int]]:
+        return {}
+
+    def _counted(self, most: int) -> list[int]:
         source, _, target = self.transitions
         reached = np.arange(self.num_states) == 0
         found: list[int] = []

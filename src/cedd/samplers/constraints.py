@@ -18,12 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from cedd.network import AllowedTokens
+from cedd.network import AllowedTokens, HostPlaces
 from cedd.samplers.choice import Sharpening
 
 Constraint = Callable[[Tensor], Tensor]
@@ -84,6 +84,23 @@ Draw = Callable[[Tensor, Tensor], Tensor]
 """(outputs [M, V], uniform numbers [C]) -> tokens [C]."""
 
 
+class WholeDraw(Protocol):
+    """`JointConstraint.draw` as a function of tensors, which a GPU can record. Equal functions do the same."""
+
+    def given(self, host: HostPlaces, length: int) -> Tensor:
+        """What it takes besides the outputs and the states, one row per sequence, from what is known on the host."""
+        ...
+
+    def __call__(self, outputs: Tensor, x: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """The states [B, L] after the draws from outputs [M, V] at all masks, and a number [] that is not finite if
+        nothing can be drawn for a sequence."""
+        ...
+
+    def error(self) -> ValueError:
+        """The error for a number that is not finite."""
+        ...
+
+
 @dataclass(frozen=True)
 class JointConstraint(Fixed, ABC):
     """Draws the tokens of a sequence together: a base class.
@@ -113,6 +130,11 @@ class JointConstraint(Fixed, ABC):
         """`draw` as a function of outputs and v. It is called before the network, whose outputs a GPU then computes
         while the host goes on: what waits for the device is best done here."""
         return lambda outputs, v: self.draw(x, rows, outputs, sharpening, chosen, v)
+
+    def whole_draw(self, sharpening: Sharpening, device: torch.device) -> WholeDraw | None:
+        """`draw` as a function that a GPU can record; None if there is none."""
+        del sharpening, device
+        return None
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
         """log of the law of each of the masks [M, V], by which confidence orders judge them: by default without the

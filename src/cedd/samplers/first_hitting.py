@@ -14,6 +14,7 @@ together in one call. The bound pays -log p(x_0 | x_{0+}) for that.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from cedd.dynamics.rules import believing
 from cedd.methods import Method
-from cedd.network import Places, flat_places
+from cedd.network import HostPlaces, Places, flat_places
 from cedd.process import TokenProcess
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.random_numbers import Use
@@ -76,6 +77,7 @@ class FirstHitting(RevealSampler):
         flat = x.flatten()
         # Of each call, [calls, B]: all of it is known before the first, and nothing has to come back from the device.
         starts, chosen = torch.arange(batch) * length, run.random.uniform(Use.TARGET)
+        joint, follows = run.joint is not None, masked.flatten().numpy().copy()
         rows_of, sigmas, numbers = (part.T.contiguous().to(device) for part in (starts[:, None] + order, alpha, chosen))
         for k in range(calls):
             rows, v, left = rows_of[k], numbers[k], (counts > k).nonzero().squeeze(1)
@@ -84,7 +86,11 @@ class FirstHitting(RevealSampler):
                 sequences, local = left.to(device), (starts[: len(left)] + order[left, k]).to(device)
                 rows, v = rows[sequences], v[sequences]
                 places = Places(rows, sequences, local)
-            flat = flat.index_copy(0, rows, run.reveal(flat.view(batch, length), sigmas[k], places, v))
+            if joint:
+                here = (starts + order[:, k])[left].numpy()
+                places = replace(places, host=HostPlaces(here, follows.copy(), chosen[left, k].numpy()))
+                follows[here] = False
+            flat = run.revealed(flat.view(batch, length), sigmas[k], places, v).flatten()
             if run.callback is not None:
                 run.show(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))
         if process.jumps_at_zero and len(rows := flat_places(flat == process.vocab_size)):

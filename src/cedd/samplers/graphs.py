@@ -197,7 +197,13 @@ class GraphedNetwork:
     """
 
     def __init__(
-        self, model: nn.Module, batch: int, length: int, dtype: torch.dtype = torch.bfloat16, compiled: bool = False
+        self,
+        model: nn.Module,
+        batch: int,
+        length: int,
+        dtype: torch.dtype = torch.bfloat16,
+        compiled: bool = False,
+        capture: Callable[..., _Recording] = capture,
     ) -> None:
         self.device = model_device(model)
         if self.device.type != "cuda":
@@ -217,7 +223,7 @@ class GraphedNetwork:
             token_times=declared.token_times,
             recorder=True,
         )
-        self._recorder = Recorder()
+        self._recorder, self._records, self._used = Recorder(capture), True, set[Hashable]()
 
     def __call__(self, x_t: Tensor, sigma: Tensor, label: Tensor | None = None) -> Tensor:
         return self.head(self.features(x_t, sigma, label=label).float())
@@ -244,6 +250,24 @@ class GraphedNetwork:
     def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
         """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it."""
         return self._recorder.of_rows(function, of_rows)
+
+    def records(self, function: Callable[..., Outputs], rooms: Sequence[int]) -> bool:
+        """See `network.RecordsFunctions`."""
+        key = function, tuple(rooms)
+        is_used = key in self._used
+        self._used.add(key)
+        return is_used and self._records
+
+    def recorded_in(
+        self, function: Callable[..., Outputs], inputs: Sequence[Tensor], rooms: Sequence[int]
+    ) -> Outputs | None:
+        """function(*inputs), each padded to its room; None from the first recording on that fails."""
+        try:
+            return self._recorder(function, inputs, rooms)
+        except RuntimeError as error:
+            self._records = False
+            warn_of_failure("draws under a constraint", error)
+            return None
 
 
 class GraphedBlocks:
@@ -331,8 +355,7 @@ class GraphedBlocks:
     def _stop_recording(self, error: RuntimeError) -> None:
         """Free what was recorded, and record nothing from now on."""
         self._records, self._recorder, self._rooms = False, Recorder(self._capture), []
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"blocks could not be recorded as a CUDA graph; sampling is slower ({reason})", stacklevel=2)
+        warn_of_failure("blocks", error)
 
     def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
         """function(*of_rows) of tensors [R, ...], as `Recorder.of_rows` has it; None if a recording has failed."""
@@ -343,6 +366,12 @@ class GraphedBlocks:
         except RuntimeError as error:
             self._stop_recording(error)
             return None
+
+
+def warn_of_failure(what: str, error: RuntimeError) -> None:
+    """Warn that a recording failed."""
+    reason = str(error).partition("\n")[0]
+    warnings.warn(f"{what} could not be recorded as a CUDA graph; sampling is slower ({reason})", stacklevel=3)
 
 
 @dataclass(eq=False)

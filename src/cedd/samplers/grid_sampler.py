@@ -314,7 +314,7 @@ def _possible(run: GridRun, x: Tensor) -> Tensor:
 
 def _plan(run: GridRun, x: Tensor, known: Chances) -> Plan:
     masked = x == run.process.vocab_size
-    return Plan(known, masked, run.held, run.random, run.network.has_head)
+    return Plan(known, masked, run.held, run.random, run.network.has_head, follows=run.joint is not None)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -325,20 +325,18 @@ def _jump_step(
     run: GridRun, rule: StepRule, x: Tensor, candidates: Candidates, levels: Tensor, sigma: Tensor
 ) -> Tensor:
     """One call of the network; levels [K, 2, F] and sigma [K] are those of all steps."""
-    flat = x.flatten()
     if len(candidates.places):
         rows, u, v = candidates.places.rows, candidates.u, candidates.v
         own_sigma = sigma.index_select(0, candidates.steps)
         if candidates.only_reveals:
-            drawn = run.reveal(x, own_sigma, candidates.places, v)
+            x = run.revealed(x, own_sigma, candidates.places, v)
         else:
             outputs = run.network.rows(x, own_sigma, candidates.places, full_precision=True)
             own_levels = levels.index_select(0, candidates.of_rows)
-            drawn = outputs.apply(run.jump(rule), (flat.index_select(0, rows), u, v, own_levels))
-        flat = flat.index_copy(0, rows, drawn)
+            x = put_at(x, rows, outputs.apply(run.jump(rule), (x.flatten().index_select(0, rows), u, v, own_levels)))
     if len(candidates.masked_again):
-        flat = flat.index_fill(0, candidates.masked_again, run.process.vocab_size)
-    return flat.view(x.shape)
+        x = x.flatten().index_fill(0, candidates.masked_again, run.process.vocab_size).view(x.shape)
+    return x
 
 
 @dataclass(frozen=True)

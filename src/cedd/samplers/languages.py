@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cedd.constraints.product_law import ProductLaw, TokenLanguage, product_law
+from cedd.constraints.product_law import ProductLaw, TokenLanguage, draw_classes, product_law
 from cedd.constraints.token_automaton import before_end
+from cedd.network import HostPlaces
 from cedd.samplers.choice import Sharpening, inverse_cdf
-from cedd.samplers.constraints import Draw, JointConstraint
+from cedd.samplers.constraints import Draw, JointConstraint, WholeDraw
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,15 @@ class LanguageConstraint(JointConstraint):
 
         return draw
 
+    def whole_draw(self, sharpening: Sharpening, device: torch.device) -> WholeDraw | None:
+        """See `JointConstraint`: if there is a single span that has all masks."""
+        if len(self.spans) != 1 or (sharpening.temperature > 0 and sharpening.top_p < 1):
+            return None
+        (span,) = self.spans
+        positions = torch.arange(self.where.shape[-1])
+        inside = (positions >= span.start) & (positions < span.stop)
+        return SpanDraw.of(span, sharpening, device) if bool((self.where | inside).all()) else None
+
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
         """See `JointConstraint`."""
         found, position = sharpening.log_probs(outputs), rows % x.shape[1]
@@ -176,6 +186,66 @@ class LanguageConstraint(JointConstraint):
                 laws = SpanLaws(SpanPlaces(span, x, rows, inside), outputs, sharpening)
                 found.index_add_(0, laws.places.sequences, laws.log_normalizers().to(found))
         return found
+
+
+@dataclass(frozen=True)
+class SpanDraw(WholeDraw):
+    """The draws of a span by operations on tensors alone."""
+
+    language: TokenLanguage
+    start: int
+    stop: int
+    excluded: tuple[int, ...]
+    temperature: float
+    name: str
+
+    @staticmethod
+    def of(span: Span, sharpening: Sharpening, device: torch.device) -> SpanDraw:
+        """The draws of a span on a device."""
+        excluded = tuple(token for token in sharpening.excluded if token not in span.ends)
+        return SpanDraw(span.language.on(device), span.start, span.stop, excluded, sharpening.temperature, span.name)
+
+    def given(self, host: HostPlaces, length: int) -> Tensor:
+        """See `WholeDraw`: of each position of the span, the row of its outputs (-1: known), and its number (-1: not
+        drawn), [B, 2 n]."""
+        span, found = self.stop - self.start, np.full((2, len(host.masked)), -1.0)
+        masks = np.flatnonzero(host.masked)
+        found[0, masks] = np.arange(len(masks))
+        found[1, host.rows] = host.numbers
+        parts = found.reshape(2, -1, length)[:, :, self.start : self.stop]
+        return torch.as_tensor(parts.transpose(1, 0, 2).reshape(-1, 2 * span))
+
+    def __call__(self, outputs: Tensor, x: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        own = slice(self.start, self.stop)
+        logits = Sharpening(excluded=self.excluded).without(outputs, -math.inf)
+        is_greedy = self.temperature == 0
+        if self.temperature not in (0, 1):
+            logits = logits / self.temperature
+        language, here, (rows, numbers) = self.language, x[:, own], given.view(len(x), 2, -1).unbind(1)
+        known = torch.where(rows < 0, language.classes[here.clamp_max(language.vocab_size - 1)], -1)
+        chosen, rows = numbers >= 0, rows.clamp_min(0.0).long()
+        weights = language.class_log_weights(logits, is_greedy)
+        classes, rest, log_normalizer = draw_classes(language, weights, rows, known, numbers, chosen, is_greedy)
+        labels, at = classes.masked_fill(~chosen, -1).flatten(), rows.flatten()
+        tokens = language.tokens_of(logits, at, labels, rest.flatten(), greedy=is_greedy)
+        if tokens is None:
+            inside = logits[at].masked_fill(language.classes != labels[:, None], -math.inf)
+            tokens = inside.argmax(-1) if is_greedy else inverse_cdf(inside, rest.flatten(), log=True)
+        drawn = x.clone()
+        drawn[:, own] = torch.where(chosen, tokens.view(here.shape), here)
+        return drawn, log_normalizer.sum()
+
+    def error(self) -> ValueError:
+        """See `WholeDraw`."""
+        return impossible(self.name)
+
+
+def impossible(name: str) -> ValueError:
+    """The error for a language without a possible text."""
+    return ValueError(
+        f"every text that satisfies {name} has probability 0: its tokens are excluded, or the network gives them "
+        "probability zero"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -305,10 +375,7 @@ class SpanLaws:
     def _check(self, law: ProductLaw) -> None:
         """Refuse a language without a possible text. On a GPU this is done last, since it waits for the device."""
         if not bool(torch.isfinite(law.log_normalizer).all()):
-            raise ValueError(
-                f"every text that satisfies {self.places.span.name} has probability 0: its tokens are excluded, or the "
-                "network gives them probability zero"
-            )
+            raise impossible(self.places.span.name)
 
     def _checked(self, found: Tensor) -> Tensor:
         """What was computed with the laws, which are checked if they have not been."""

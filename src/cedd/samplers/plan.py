@@ -26,7 +26,7 @@ The number of calls is the largest number of events of a sequence, and all but t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.dynamics.rules import StepRule
-from cedd.network import Places
+from cedd.network import HostPlaces, Places
 from cedd.parameterization import Affine, Leap
 from cedd.process import Noise
 from cedd.samplers.random_numbers import FlatRows, RandomNumbers, UniformNumbers, Use
@@ -208,7 +208,14 @@ class Plan:
     """
 
     def __init__(
-        self, chances: Chances, masked: Tensor, held: Tensor, random: RandomNumbers, by_sequence: bool
+        self,
+        chances: Chances,
+        masked: Tensor,
+        held: Tensor,
+        random: RandomNumbers,
+        by_sequence: bool,
+        *,
+        follows: bool = False,
     ) -> None:
         self._chances: list[list[float]] = np.asarray(torch.stack(chances).T).tolist()
         self.only_reveals = chances.only_reveals
@@ -218,6 +225,8 @@ class Plan:
         self._free = ~_flat(held)
         self._busy: NDArray[np.bool_] = np.asarray(~held.cpu().all(1))
         self._random, self._by_sequence = random, by_sequence
+        self._called = self._masked.copy() if follows else None
+        """The masks after the calls so far, in which some sequences may be ahead of others."""
 
     def observe(self, masked: Tensor) -> None:
         """Set the masks, which an arbitrary constraint may have changed."""
@@ -242,7 +251,12 @@ class Plan:
         u, v, masked_again, steps, of_rows = map(
             torch.as_tensor, (jumps.u, jumps.v, moves.rows[moves.back], steps, jumps.steps)
         )
-        return Candidates(self._places(jumps.rows), u, v, masked_again, steps, of_rows, self.only_reveals)
+        places = self._places(jumps.rows)
+        if (masked := self._called) is not None:
+            places = replace(places, host=HostPlaces(jumps.rows, masked, jumps.v))
+            self._called = masked.copy()
+            self._called[jumps.rows], self._called[moves.rows[moves.back]] = False, True
+        return Candidates(places, u, v, masked_again, steps, of_rows, self.only_reveals)
 
     def _places(self, rows: FlatRows) -> Places:
         batch, length = self._shape
@@ -255,7 +269,7 @@ class Plan:
         if len(sequences) == batch:
             return Places(torch.as_tensor(rows))
         local = (np.cumsum(first) - 1) * length + rows % length
-        return Places(*map(torch.as_tensor, (rows, sequences, local)))
+        return Places(torch.as_tensor(rows), torch.as_tensor(sequences), torch.as_tensor(local))
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
         """The candidates of steps start..stop-1 on the device, with one call per step for all sequences."""
@@ -287,5 +301,5 @@ class Plan:
         )
         sent = (torch.split(torch.cat(kind).to(device, non_blocking=True), [*map(len, kind)]) for kind in kinds)
         for call, rows, local, sequences, u, v, masked_again, steps, of_rows in zip(made, *sent, strict=True):
-            places = Places(rows, None if call.places.sequences is None else sequences, local)
+            places = Places(rows, None if call.places.sequences is None else sequences, local, call.places.host)
             yield Candidates(places, u, v, masked_again, steps, of_rows, call.only_reveals)

@@ -33,11 +33,11 @@ from torch import Tensor
 
 from cedd.dynamics import Dynamics
 from cedd.methods import Method
-from cedd.network import Network, Places, flat_places
+from cedd.network import HostPlaces, Network, Places, flat_places, put_at
 from cedd.parameterization import Parameterization, at_token
 from cedd.process import TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening
-from cedd.samplers.constraints import Constraint, Fixed, JointConstraint, held_positions
+from cedd.samplers.constraints import Constraint, Fixed, JointConstraint, WholeDraw, held_positions
 from cedd.samplers.grids import last_time, time_grid
 from cedd.samplers.options import Callback, SamplingOptions
 from cedd.samplers.random_numbers import RandomNumbers, Use
@@ -204,23 +204,48 @@ class SamplingRun:
     def reveal(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
         """Tokens [R] for masks of x [B, L], from one network call at sigma [] or [B], by uniform numbers v [R]."""
         if self.joint is not None:
-            return self._reveal(x, sigma, places.rows, v)
+            return self._reveal(x, sigma, places.rows, v, host=places.host)
         outputs = self.network.rows(x, sigma, places, full_precision=True)
         return outputs.apply(Reveal(self.sharpening), (v,))
+
+    @cached_property
+    def _whole_draw(self) -> WholeDraw | None:
+        return None if self.joint is None else self.joint.whole_draw(self.sharpening, self.device)
+
+    def revealed(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
+        """x [B, L] after `reveal`, which is recorded together with the head if possible; the next call may overwrite
+        it."""
+        host, draw = places.host, self._whole_draw
+        if draw is not None and host is not None:
+            sigma = sigma.expand(len(x))
+            masks = np.flatnonzero(host.masked)
+            if found := self.network.recorded(x, sigma, masks, draw, draw.given(host, self.length)):
+                x, finite = found
+                self.network.check.add(finite.clone(), draw.error)
+                return x if self.callback is None else x.clone()
+        return put_at(x, places.rows, self.reveal(x, sigma, places, v))
 
     def reveal_with_confidence(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The same for ascending flat positions `rows` [R], with the probability of each token, [R]."""
         probs = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
         return self._reveal(x, sigma, rows, v, probs), probs
 
-    def _reveal(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor, probs: Tensor | None = None) -> Tensor:
+    def _reveal(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        rows: Tensor,
+        v: Tensor,
+        probs: Tensor | None = None,
+        host: HostPlaces | None = None,
+    ) -> Tensor:
         """Tokens at ascending flat positions [R]; their probabilities are written to `probs` [R]."""
         if not len(rows):
             return rows
         tokens, draw = torch.zeros_like(rows), None
         places, masks, which, counts = Places(rows), rows, rows, None
         if self.joint is not None:
-            places, masks, which, counts = self._all_masks(x, rows)
+            places, masks, which, counts = self._all_masks(x, rows, host)
             if not (self.network.one_by_one and len(x) > 1):  # mostly one chunk
                 draw = self.joint.prepared(x, masks, self.sharpening, which)
         for outputs, part in self.network.rows(x, sigma, places, full_precision=True).chunks(counts):
@@ -238,10 +263,15 @@ class SamplingRun:
                 probs[here] = at_token(self.sharpening.log_probs(outputs[chosen].double()), tokens[here]).exp()
         return tokens
 
-    def _all_masks(self, x: Tensor, rows: Tensor) -> tuple[Places, Tensor, Tensor, Sequence[int]]:
+    def _all_masks(
+        self, x: Tensor, rows: Tensor, host: HostPlaces | None
+    ) -> tuple[Places, Tensor, Tensor, Sequence[int]]:
         """All masks of the sequences that have some of the rows [R]; on the host, these masks, which of them the rows
-        are, and how many each of these sequences has. The only time that a call waits for a GPU before it has run."""
-        masked, own = np.asarray((x == self.process.vocab_size).cpu()), np.asarray(rows.cpu())
+        are, and how many each of these sequences has. Unless the host has both, the call waits for a GPU here."""
+        if host is None:
+            masked, own = np.asarray((x == self.process.vocab_size).cpu()), np.asarray(rows.cpu())
+        else:
+            masked, own = host.masked.reshape(x.shape), host.rows
         has_rows = np.zeros(len(x), dtype=np.bool_)
         has_rows[own // self.length] = True
         masked = masked & has_rows[:, None]
@@ -251,7 +281,12 @@ class SamplingRun:
         parts = masks, sequences, local
         together = torch.as_tensor(np.concatenate(parts)).to(x.device, non_blocking=True)
         sent = torch.split(together, [*map(len, parts)])
-        return Places(*sent), torch.as_tensor(masks), torch.as_tensor(np.searchsorted(masks, own)), counts
+        return (
+            Places(sent[0], sent[1], sent[2]),
+            torch.as_tensor(masks),
+            torch.as_tensor(np.searchsorted(masks, own)),
+            counts,
+        )
 
 
 class Sampler(ABC):

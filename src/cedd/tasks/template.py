@@ -217,8 +217,7 @@ class Template:
     def _written(self, blank: Blank, ids: Ids, ends: str, follows: bool) -> str:
         """The text of a blank's tokens, after the preceding text."""
         if blank.may_end:
-            last = np.flatnonzero(np.isin(ids, self.tokenizer.ends))
-            ids = ids[: last[0]] if len(last) else ids
+            ids = _before(ids, self.tokenizer.ends)
         text = blank.write(self.tokenizer.decode_after(ids) if follows else self.tokenizer.decode(ids))
         return text if blank.language is not None else _LINE_END.sub(ends, text)
 
@@ -265,5 +264,5 @@ class Template:
 
 def _before(ids: Ids, stop: Sequence[int]) -> Ids:
     """The tokens before the first of the `stop` tokens."""
-    ends = np.flatnonzero(np.isin(ids, stop))
-    return ids[: int(ends[0])] if len(ends) else ids
+    end = next((place for place, token in enumerate(ids.tolist()) if token in stop), None) if stop else None
+    return ids[:end]
