@@ -3,8 +3,8 @@
     python benchmarks/order_proposals.py english --data FOLDER --length 64 --orders 64 --texts 64
 
 Each of them gives unbiased weights, so all of them bound the same likelihood from above, and the lower value is better.
-The value for K / 2 is that of the first half of the orders. Differences are paired over texts. u [K, L] are the levels
-of `cedd.bounds.importance`: the largest is revealed first.
+The value for K / 2 is that of the first half of the orders (`late` has none). Differences are paired over texts. u
+[K, L] are the levels of `cedd.bounds.importance`: the largest is revealed first.
 
     independent   u ~ U(0, 1).
     antithetic    pairs u and 1 - u, which is the default of `cedd.estimate_bound`.
@@ -13,6 +13,12 @@ of `cedd.bounds.importance`: the largest is revealed first.
     stratified    u_i = (pi_i(k) + U(0, 1)) / K with a random permutation pi_i of the K orders for each position.
     tilted        each round of orders doubles their number. A ridge regression of log w on u over the earlier rounds
                   predicts log w = b u, and the next round draws u_i from the density e^(b_i u_i), in antithetic pairs.
+    late          antithetic pairs, but in the last third of the steps the orders of a text are particles with the score
+                  w p~, where w is the weight so far and p~ the product of the chances of all masked tokens, each given
+                  the known ones. If the effective sample size of the scores is below K / 2, orders are resampled, and
+                  the copies reveal the rest in new random orders. late-half starts after half of the steps.
+
+The chances in a context are computed once for all proposals if the network is not time-conditioned.
 """
 
 from __future__ import annotations
@@ -30,15 +36,13 @@ from command_line import command
 from torch import Tensor
 
 from cedd.bounds.estimate import mean_and_stderr
-from cedd.bounds.importance import check_reveal_orders, pair_nats, tokens_at_once
+from cedd.bounds.importance import check_reveal_orders, token_nats, tokens_at_once
 from cedd.cli.parser import argument
 from cedd.device import pick_device
 from cedd.evaluation.perplexity import choose_sequences, load_data
 from cedd.models.folder import load_folder
-from cedd.network import Network, evaluating
+from cedd.network import Network, Places, capabilities_of, evaluating, flat_places
 
-Weigh = Callable[[Tensor], Tensor]
-"""log w [N, K] of levels u [N, K, L]."""
 Uniform = Callable[[int], Tensor]
 """Uniform numbers [N, K, L] for this K."""
 
@@ -68,6 +72,71 @@ class Arguments:
     """Of the orders."""
     device: str = "auto"
     """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True)
+class Weigh:
+    """Weights of the orders of texts [N, L] under a network, whose a(1) is `most`."""
+
+    network: Network
+    texts: Tensor
+    most: float
+    known: dict[tuple[int, bytes, float], Tensor] = field(default_factory=dict)
+    """-log f [L] of the masked tokens of a text, by the text, the masked positions and the noise level."""
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """log w [N, K] of levels u [N, K, L]."""
+        return self.resampled(u, math.inf, None)
+
+    def resampled(self, u: Tensor, start: float, numbers: np.random.Generator | None) -> Tensor:
+        """The same if orders are resampled from the step `start` on, with random numbers."""
+        texts, orders, length = u.shape
+        u, hidden, log_weights = u.clone(), torch.ones(u.shape, dtype=torch.bool), torch.zeros(u.shape[:2]).double()
+        level = torch.ones(u.shape[:2]).double()
+        for step in range(length):
+            nats, resampled = self.masked_nats(hidden, u.masked_fill(~hidden, 0).amax(2)), False
+            for n in range(texts) if step >= start else ():
+                assert numbers is not None
+                rest = nats[n].sum(1)
+                scores = log_weights[n] - rest
+                shares = scores.softmax(0)
+                if float(shares.square().sum()) * orders <= 2:  # an effective sample size of at least K / 2
+                    continue
+                resampled = True
+                points = torch.as_tensor((np.arange(orders) + numbers.random()) / orders)
+                chosen = torch.searchsorted(shares.cumsum(0), points).clamp(max=orders - 1)
+                log_weights[n] = scores.logsumexp(0) - math.log(orders) + rest[chosen]
+                hidden[n], level[n] = hidden[n, chosen], level[n, chosen]
+                again = torch.as_tensor(numbers.random((orders, length))) * level[n, :, None]
+                u[n] = torch.where(hidden[n], again, u[n, chosen])
+            level, place = u.masked_fill(~hidden, -1).max(2)
+            nats = self.masked_nats(hidden, level) if resampled else nats
+            log_weights -= nats.gather(2, place[..., None]).squeeze(2)
+            hidden.scatter_(2, place[..., None], False)
+        return log_weights
+
+    def masked_nats(self, hidden: Tensor, level: Tensor) -> Tensor:
+        """-log f of the hidden tokens [N, K, L], given the others and the level [N, K]; 0 elsewhere."""
+        texts, orders, length = hidden.shape
+        timed = capabilities_of(self.network.model).time_conditioned
+        keys = [
+            (n, hidden[n, k].numpy().tobytes(), float(level[n, k]) if timed else 0.0)
+            for n in range(texts)
+            for k in range(orders)
+        ]
+        new = [number for number, key in enumerate(keys) if key not in self.known]
+        new = list({keys[number]: number for number in new}.values())
+        batch = max(1, tokens_at_once(self.network.device) // length)
+        for part in torch.tensor(new).split(batch) if new else ():
+            where, clean = hidden.flatten(0, 1)[part], self.texts[part // orders]
+            x_t = torch.where(where, self.network.vocab_size, clean).to(self.network.device)
+            sigma = -torch.log1p(-self.most * level.flatten()[part]).to(self.network.device)
+            outputs = self.network.rows(x_t, sigma, Places(flat_places(where).to(x_t.device)), full_precision=True)
+            targets = clean[where].to(x_t.device)
+            found = torch.zeros(where.shape, dtype=torch.float64)
+            found[where] = outputs.map(lambda said, rows, targets=targets: token_nats(said, targets[rows])).cpu()
+            self.known.update(zip((keys[number] for number in part.tolist()), found, strict=True))
+        return torch.stack([self.known[key] for key in keys]).view(hidden.shape)
 
 
 def independent(weigh: Weigh, uniform: Uniform, orders: int) -> Tensor:
@@ -108,6 +177,17 @@ def tilted(weigh: Weigh, uniform: Uniform, orders: int) -> Tensor:
     return log_weights
 
 
+def late(weigh: Weigh, uniform: Uniform, orders: int, start: float = 2 / 3) -> Tensor:
+    """Resampled in the last third; the log of the mean of the weights estimates log p(x)."""
+    u = _with_reverse(uniform(orders // 2))
+    return weigh.resampled(u, start * u.shape[2], np.random.default_rng(orders))
+
+
+def late_half(weigh: Weigh, uniform: Uniform, orders: int) -> Tensor:
+    """Resampled in the last half."""
+    return late(weigh, uniform, orders, 1 / 2)
+
+
 def slopes_of(u: Tensor, log_weights: Tensor) -> Tensor:
     """b [N, L] of ridge regressions of log weights [N, K] on u [N, K, L], with as much noise as signal."""
     centred, values = u - u.mean(1, keepdim=True), log_weights - log_weights.mean(1, keepdim=True)
@@ -131,7 +211,8 @@ def _with_reverse(u: Tensor) -> Tensor:
     return torch.stack([u, 1 - u], 2).flatten(1, 2)
 
 
-PROPOSALS = {way.__name__: way for way in (independent, antithetic, quadruples, rotations, stratified, tilted)}
+_WAYS = (independent, antithetic, quadruples, rotations, stratified, tilted, late, late_half)
+PROPOSALS = {way.__name__.replace("_", "-"): way for way in _WAYS}
 
 
 def run(arguments: Arguments) -> None:
@@ -147,21 +228,17 @@ def run(arguments: Arguments) -> None:
     data = load_data(arguments.set, folder.tokenizer, arguments.length, root=arguments.data)
     texts, _ = choose_sequences(data, arguments.texts, folder.tokenizer)
     network = Network.of(folder.model, folder.process.vocab_size, device)
-    most, batch = float(folder.process.noise(1.0).a), max(1, tokens_at_once(device) // arguments.length)
-
-    def weigh(u: Tensor) -> Tensor:
-        levels, rows = most * u.flatten(0, 1), texts.repeat_interleave(u.shape[1], 0)
-        parts = zip(rows.split(batch), levels.split(batch), strict=True)
-        return -torch.cat([pair_nats(network, *part, lambda _: None).sum(1) for part in parts]).view(u.shape[:2])
-
+    weigh = Weigh(network, texts, float(folder.process.noise(1.0).a))
     found: dict[str, Tensor] = {}
     print(f"{arguments.model}, {len(texts)} texts of {arguments.length} tokens, nats per token")
     print(f"{'proposal':12s} " + " ".join(f"{f'K = {k}':>9s}" for k in (orders // 2, orders)) + "   less antithetic")
     for name in sorted(names, key=lambda name: name != "antithetic"):
         uniform = partial(_uniform, np.random.default_rng(arguments.seed), len(texts), texts.shape[1])
-        with evaluating(folder.model), torch.autocast(device.type, dtype=torch.bfloat16):
+        on_gpu = device.type == "cuda"
+        with evaluating(folder.model), torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
             log_weights = PROPOSALS[name](weigh, uniform, orders)
         parts = [math.log(k) - log_weights[:, :k].logsumexp(1) for k in (orders // 2, orders)]
+        parts[0] = parts[0] * math.nan if name.startswith("late") else parts[0]
         found[name] = torch.stack(parts, 1) / texts.shape[1]
         line = f"{name:12s} " + " ".join(f"{value:9.4f}" for value in found[name].mean(0))
         if "antithetic" in found and name != "antithetic":

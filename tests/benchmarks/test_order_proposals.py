@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import cedd
+from cedd.network import Capabilities, Network
 from tests.benchmarks.scripts import definitions
+from tests.networks import Model, random_network
 from tests.tasks.models import save_random
 
 proposals = definitions("order_proposals")
@@ -24,12 +27,40 @@ def weigh(u: Tensor) -> Tensor:
     return WEIGHTS[which].log()
 
 
-@pytest.mark.parametrize("name", list(proposals.PROPOSALS))
+@pytest.mark.parametrize("name", [name for name in proposals.PROPOSALS if not name.startswith("late")])
 def test_the_mean_weight_is_the_mean_over_all_orders(name: str):
     numbers, texts = np.random.default_rng(3), 20_000
     found = proposals.PROPOSALS[name](weigh, lambda k: torch.as_tensor(numbers.random((texts, k, 3))), 8)
     means = found.exp().mean(1)
     assert float(means.mean()) == pytest.approx(float(WEIGHTS.mean()), abs=4 * float(means.std()) / texts**0.5)
+
+
+class TimeFree:
+    """A network that declares that it does not depend on sigma."""
+
+    capabilities = Capabilities(time_conditioned=False)
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return self.model(x, torch.ones_like(sigma))
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_resampled_orders_have_the_likelihood_as_their_mean_weight(timed: bool):
+    """1,000 repetitions; most of them resample."""
+    process, x, count = cedd.absorb(3), torch.tensor([[0, 2, 1, 1]]), 1000
+    network = random_network(process, 4, seed=2, size=2.0)
+    model = network if timed else TimeFree(network)
+    exact = float((-cedd.exact_likelihood(model, process, x, range(4), method="cedd")).exp())
+    weigh = proposals.Weigh(Network.of(model, 3), x.expand(count, 4), float(process.noise(1.0).a))
+    u = torch.as_tensor(np.random.default_rng(3).random((count, 4, 4)))
+    plain, found = weigh(u), weigh.resampled(u, 1, np.random.default_rng(4))
+    for log_weights in (plain, found):
+        means = log_weights.exp().mean(1)
+        assert float(means.mean()) == pytest.approx(exact, abs=4 * float(means.std()) / count**0.5)
+    assert float((plain != found).any(1).double().mean()) > 0.5
 
 
 @pytest.mark.parametrize("slope", [2.0, -1.0, 0.0])

@@ -15,9 +15,16 @@ from torch import Tensor
 
 import cedd
 from cedd.bounds.estimate import mean_interval
-from cedd.bounds.importance import ImportanceEstimate, importance_bound, nested_orders, reveal_levels
+from cedd.bounds.importance import (
+    ImportanceEstimate,
+    importance_bound,
+    level_at_zero,
+    nested_orders,
+    reveal_levels,
+)
 from cedd.bounds.options import BoundOptions
 from cedd.bounds.order_weights import WeightFile
+from cedd.network import Capabilities
 from tests.combinations import covering
 from tests.networks import Model, random_network
 from tests.reference.reveals import order_weight, time_conditioned_law, time_free_law
@@ -291,6 +298,43 @@ def test_each_step_is_one_call_with_the_head_at_one_position_per_row():
     assert rows == [10] * L
     assert found.evaluations == 5 * 2 * L
     assert calls == [(10 * k, 40) for k in range(1, L + 1)]
+
+
+class Untimed(HalvedTable):
+    """The same, with the outputs of one noise level."""
+
+    capabilities = Capabilities(features=True, time_conditioned=False)
+
+    def outputs(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return super().outputs(x, torch.ones_like(sigma))
+
+
+@pytest.mark.parametrize("process", [cedd.absorb(3), cedd.absorb(3, cedd.Geometric(0.7, 8.0))])
+def test_orders_share_the_contexts_of_a_network_without_time(process: cedd.TokenProcess):
+    """16 orders of 4 positions have at most 2^4 - 1 contexts in 64 steps."""
+    L, K = 4, 16
+    data = everything(3, L)[:9]
+    shared, separate = Untimed(process, L, seed=1), Untimed(process, L, seed=1)
+    separate.capabilities = Capabilities(features=True)
+    found, expected = (estimate(model, process, data, orders=K, batch=9 * K) for model in (shared, separate))
+    torch.testing.assert_close(found.log_weights, expected.log_weights, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.per_token, expected.per_token, rtol=1e-12, atol=0)
+    assert separate.calls == [9 * K] * L
+    reached = torch.stack([reveal_levels(found_seed(), n, K, L) for n in range(9)]) * float(process.noise(1.0).a)
+    assert shared.calls == [distinct_contexts(reached, step, level_at_zero(process)) for step in range(L)]
+    assert found.evaluations == expected.evaluations
+
+
+def found_seed() -> int:
+    """The seed that `estimate` draws from its generator."""
+    return int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(0)))
+
+
+def distinct_contexts(reached: Tensor, step: int, least: float) -> int:
+    """The number of sets of known positions before a step, over all sequences [N, K, L]."""
+    ranks = reached.argsort(2, descending=True).argsort(2)
+    known = (ranks < step) & (reached > least)
+    return sum(len(set(map(tuple, one.tolist()))) for one in known)
 
 
 def test_a_text_without_a_chance_has_an_infinite_bound():

@@ -41,6 +41,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ from cedd.bounds.options import BoundOptions, Progress
 from cedd.bounds.order_weights import OrderWeights, WeightFile
 from cedd.device import model_device
 from cedd.methods import Method
-from cedd.network import AnyModel, Network, Places, evaluating
+from cedd.network import AnyModel, Network, Places, capabilities_of, evaluating
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess
 from cedd.row_sums import at_token, log_sum_exp
@@ -168,7 +169,8 @@ def importance_bound(
 ) -> ImportanceEstimate:
     """The importance-weighted bound on data [N, L], in nats per token: the arguments of `cedd.estimate_bound`.
 
-    It costs K L network evaluations per sequence for K orders, or K b in blocks of b tokens. The orders of a sequence
+    It costs K L network evaluations per sequence for K orders, or K b in blocks of b tokens; fewer for short sequences
+    and networks without time conditioning, since orders share contexts. The orders of a sequence
     depend only on the generator and on the place of the sequence in the data.
 
     antithetic: draw orders in pairs, each the reverse of the other.
@@ -307,11 +309,13 @@ def pair_nats(
 ) -> Tensor:
     """-log f of every token when it is revealed, [P, L] float64 on the host.
 
+    Orders of a text that have revealed the same positions share a network evaluation, if it does not depend on time.
+
     Args:
         network: the network for these sequences.
         x0: the tokens, [P, L].
         reached: a(t) at the reveal time of every position, [P, L] float64; the largest is revealed first.
-        report: called after each step with its number of evaluations.
+        report: called after each step with its number of pairs.
         least: a(0+). Positions with a lower value are revealed together, at t = 0+.
     """
     (pairs, length), device = x0.shape, network.device
@@ -321,15 +325,65 @@ def pair_nats(
     shown = torch.where(levels > least, tokens, network.vocab_size)  # for the following calls
     places = torch.arange(pairs)[:, None] * length + order
     steps = (part.T.contiguous().to(device) for part in (places, tokens, shown, sigma))
+    keys = _context_keys(order, tokens, levels > least) if _shares_contexts(network) else places // length
     flat = torch.full((pairs * length,), network.vocab_size, device=device)
     terms: list[Tensor] = []
-    for rows, tokens, seen, level in zip(*steps, strict=True):
-        outputs = network.rows(flat.view(pairs, length), level, Places(rows), full_precision=True)
-        terms.append(outputs.map(lambda said, part, tokens=tokens: token_nats(said, tokens[part])))
+    for call, rows, targets, seen, level in zip(_calls(keys, order, device), *steps, strict=True):
+        x_t = flat.view(pairs, length).index_select(0, call.contexts)
+        places, targets = Places(call.rows), targets.index_select(0, call.asked)
+        outputs = network.rows(x_t, level.index_select(0, call.contexts), places, full_precision=True)
+        nats = outputs.map(lambda said, part, targets=targets: token_nats(said, targets[part]))
+        terms.append(nats.index_select(0, call.answers))
         flat = flat.index_copy(0, rows, seen)
         report(pairs)
     network.check_outputs()
     return torch.empty(pairs, length, dtype=torch.float64).scatter_(1, order, torch.stack(terms, 1).cpu())
+
+
+class _Call(NamedTuple):
+    """A network call for one step of all pairs."""
+
+    contexts: Tensor
+    """[C], a pair for each context."""
+    asked: Tensor
+    """[R], a pair for each position of a context that is revealed."""
+    rows: Tensor
+    """[R], these positions in the flattened batch of contexts [C * L]."""
+    answers: Tensor
+    """[P], the place of each pair in [R]."""
+
+
+def _calls(keys: Tensor, order: Tensor, device: torch.device) -> list[_Call]:
+    """The calls of all steps, in one transfer to the device, from keys of the contexts and the order [P, L]."""
+    parts: list[Tensor] = []
+    for key, position in zip(keys.T.numpy(), order.T.numpy(), strict=True):
+        _, contexts, context = np.unique(key, return_index=True, return_inverse=True)
+        rows, asked, answers = np.unique(context * len(keys.T) + position, return_index=True, return_inverse=True)
+        parts += [torch.as_tensor(part) for part in (contexts, asked, rows, answers)]
+    on_device = torch.cat(parts).to(device).tensor_split(np.cumsum([len(part) for part in parts])[:-1].tolist())
+    return [_Call(*on_device[start : start + 4]) for start in range(0, len(parts), 4)]
+
+
+def _shares_contexts(network: Network) -> bool:
+    """Whether the outputs depend on x_t alone."""
+    timed = capabilities_of(network.model).time_conditioned
+    return not timed and network.conditions is None and network.only is None
+
+
+def _context_keys(order: Tensor, tokens: Tensor, known: Tensor) -> Tensor:
+    """Hashes [P, L] of each text and the positions that are known before each step: sums of 64-bit numbers, which
+    differ with a probability of 1 - 2^-64 where these differ."""
+    text = _mixed(_mixed(order << 32 | tokens).sum(1, keepdim=True))
+    reveals = torch.where(known, _mixed(order), 0).cumsum(1)
+    return text + torch.nn.functional.pad(reveals, (1, -1))
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """splitmix64."""
+    numbers = numbers - 7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        numbers = (numbers ^ (numbers >> shift)) * factor
+    return numbers ^ (numbers >> 31)
 
 
 def token_nats(outputs: Tensor, tokens: Tensor) -> Tensor:
