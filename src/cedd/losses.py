@@ -308,8 +308,8 @@ def loss(
             with t = 0 stay clean, such as a prompt. In block diffusion one for all, [B], or [B, K] for the K blocks of
             a sequence; by default one per block.
         where: [B, L] bool, the positions that count; by default all. The loss is the sum over the positions that count,
-            divided by their number, so that prompts and padding change neither. They are noised like the others,
-            unless t [B, L] is 0 there.
+            divided by their number, so that prompts and padding do not affect it. Positions that do not count are
+            noised like the others, unless t [B, L] is 0 there.
         block: tokens per block, for block diffusion; by default that of the method. The network takes
             an attention pattern (`Capabilities.attention`), or is a function model(x_t, sigma [B, L], clean=x0) whose
             outputs depend on x_t in their own block and on the clean tokens of earlier blocks.

@@ -99,7 +99,7 @@ class Method:
         return self.dynamics.end(self.parameterization, process) > 0
 
     def with_stop(self, stop: float) -> Method:
-        """The same with another end of a path that has to end before t = 0."""
+        """The same method with another end of its path, if the path has to end before t = 0."""
         if not isinstance(self.dynamics, Reversal | Flow):
             return self
         if not 0 < stop < 1:
@@ -117,7 +117,7 @@ class Method:
 
     @property
     def of_one_block(self) -> Method:
-        """The method by which a block is written, given those before it."""
+        """The method that draws one block, given the blocks before it."""
         return replace(self, block=None)
 
     def check_whole(self, what: str) -> None:
@@ -126,11 +126,11 @@ class Method:
             raise ValueError(f"{what} is not available for models that write blocks (of {self.block} tokens)")
 
     def blocks_of(self, length: int) -> int:
-        """The number of blocks of a text of this length, which they have to divide."""
+        """The number of blocks in a text of this length, which must be a multiple of the block size."""
         return blocks_of(length, self.block)
 
     def with_sigma_floor(self, floor: float) -> Method:
-        """The same with another floor of sigma in the denoiser's ratios; unchanged for other parameterizations."""
+        """The same method with another floor of sigma in a denoiser's ratios; other parameterizations are unchanged."""
         if not isinstance(self.parameterization, Denoiser):
             return self
         return replace(self, parameterization=replace(self.parameterization, sigma_floor=floor))

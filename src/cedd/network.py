@@ -73,14 +73,14 @@ class Capabilities:
     """`new_cache(batch, length)` and `features(..., cache=cache)`: keys and values of earlier tokens are kept
     (`HasCache`)."""
     attention: bool = False
-    """`features(..., attention=pattern)` takes an `AttentionPattern`. Together with `token_times`, or without time
-    conditioning, block diffusion needs no more (`cedd.block_layout`)."""
+    """`features(..., attention=pattern)` takes an `AttentionPattern`. Block diffusion needs this, and `token_times`
+    unless the network has no time conditioning (`cedd.block_layout`)."""
     static_cache: bool = False
     """`cache.at(positions)` is the cache for a call whose tokens have these consecutive positions, and attend to each
-    other and to all earlier positions: a call that can be recorded as a CUDA graph. It is passed with the attention
-    pattern that says so, over all positions for which the cache has room."""
+    other and to all earlier positions. Such a call can be recorded as a CUDA graph. The attention pattern is passed
+    too, over all positions for which the cache has room."""
     causal_past: bool = False
-    """In block diffusion clean tokens attend to those up to their own position only, not to all of their block."""
+    """In block diffusion, clean tokens attend to positions up to their own only, not to their whole block."""
     causal: bool = False
     """The outputs at a position depend on the positions up to it only, as autoregressive methods need."""
     optional_start: bool = False
@@ -88,13 +88,13 @@ class Capabilities:
     time_conditioned: bool = True
     """Outputs depend on sigma, not on x_t alone."""
     token_times: bool = False
-    """sigma may be [B, G], one noise level for each of G equal stretches of a sequence; G = L is one per token."""
+    """sigma may be [B, G], one noise level for each of G equal parts of a sequence; G = L is one per token."""
     any_length: bool = False
-    """It was trained on sequences of many lengths, so that a short one needs no padding."""
+    """The network was trained on sequences of many lengths, so short ones need no padding."""
     cuda_graphs: bool = False
     """The forward pass can be compiled and recorded as a CUDA graph: tensor operations only, no synchronization."""
     max_length: int | None = None
-    """The longest sequence that it reads; None: any."""
+    """The longest sequence that the network reads; None: any length."""
     recorder: bool = False
     """`recorded(function, rows)` runs a function of rows as a CUDA graph (`RecordsFunctions`)."""
 

@@ -125,7 +125,7 @@ class Kernel:
 
     @property
     def shuffled(self) -> Tensor:
-        """alive - keep: the probability of a redraw that is not masked."""
+        """alive - keep: the probability of being redrawn and not masked."""
         return -torch.exp(-self.alpha) * torch.expm1(-self.beta)
 
     @property
@@ -150,7 +150,7 @@ class Kernel:
 
     @property
     def entropy(self) -> Tensor:
-        """H of the law of one token after this kernel."""
+        """The entropy of a token's distribution after this kernel."""
         V, a, b, c = self.vocab_size, self.a, self.b, self.c
         return -torch.xlogy(a, a) - torch.xlogy(c, c) - (V - 1) * torch.xlogy(b, b)
 
@@ -166,7 +166,7 @@ class Kernel:
         return self.map(lambda v: v.to(device)) if has_float64(device) else self
 
     def like(self, x: Tensor) -> Self:
-        """Fields of shape [B] spread over x of shape [B, ...]; fields without a shape spread over all of x."""
+        """The same record with fields of shape [B] broadcast to x [B, ...], and scalar fields to all of x."""
 
         def spread(value: Tensor) -> Tensor:
             return value.reshape(value.shape + (1,) * (x.dim() - value.dim())).expand(x.shape)
@@ -178,13 +178,13 @@ class Kernel:
         return self.map(lambda v: v.reshape(-1)[index.to(v.device)])
 
     def stacked(self) -> Tensor:
-        """The fields side by side, [*S, F], of which `of_stacked` makes the record again."""
+        """The fields stacked in one tensor, [*S, F]; `of_stacked` reverses this."""
         values = (getattr(self, f.name) for f in fields(self))
         return torch.stack([value for value in values if isinstance(value, Tensor)], -1)
 
     @classmethod
     def of_stacked(cls, vocab_size: int, has_mask: bool, values: Tensor) -> Self:
-        """A record of the fields [*S, F], as `stacked` gives them."""
+        """The record whose stacked fields are [*S, F]."""
         return cls(vocab_size, has_mask, *values.unbind(-1))
 
     def inverse(self) -> Kernel:
@@ -335,10 +335,12 @@ class TokenProcess:
 
     @property
     def num_states(self) -> int:
+        """V + 1 with a mask, V without."""
         return self.vocab_size + int(self.has_mask)
 
     @property
     def mask_id(self) -> int | None:
+        """V if the process has a mask, otherwise None."""
         return self.vocab_size if self.has_mask else None
 
     @cached_property
@@ -353,12 +355,12 @@ class TokenProcess:
 
     @property
     def axis(self) -> Schedule:
-        """A coordinate of time in which the process is smooth, for integrals and times by their noise."""
+        """A coordinate of time in which the process is smooth; integrals and the times of draws use it."""
         return self.clocks.axis
 
     @property
     def jumps_at_zero(self) -> bool:
-        """Whether data that are clean at t = 0 have seen noise right after it (a schedule with sigma(0) > 0)."""
+        """Whether there is noise right after t = 0 (a schedule with sigma(0) > 0)."""
         return self.axis.start > 0
 
     def config(self) -> JSONObject:
@@ -373,9 +375,11 @@ class TokenProcess:
     # Clocks
 
     def alpha(self, t: Time) -> Tensor:
+        """The mask clock at t."""
         return self.clocks.alpha(t)
 
     def beta(self, t: Time) -> Tensor:
+        """The shuffle clock at t."""
         return self.clocks.beta(t)
 
     def sigma(self, t: Time) -> Tensor:
@@ -383,15 +387,17 @@ class TokenProcess:
         return self.clocks.total(t)
 
     def alpha_rate(self, t: Time) -> Tensor:
+        """alpha'(t)."""
         return self.clocks.alpha_rate(t)
 
     def beta_rate(self, t: Time) -> Tensor:
+        """beta'(t)."""
         return self.clocks.beta_rate(t)
 
     # Kernels
 
     def kernel(self, t: Time, s: Time = 0.0) -> Kernel:
-        """From time s to time t >= s."""
+        """The transition kernel from time s to time t >= s."""
         start, end = check_time(s), check_time(t)
         if bool((start > end).any()):
             raise ValueError("a kernel runs forward in time: s must not be later than t (use .inverse() to go back)")
@@ -433,11 +439,11 @@ class TokenProcess:
         return self.kernel(check_times(t, x0, "x0")).to(x0.device).sample(x0, generator)
 
     def check_tokens(self, x0: Tensor) -> None:
-        """Refuse what is not clean data: ids outside 0..V-1."""
+        """Raise a ValueError if ids lie outside 0..V-1."""
         _check_ids(x0, self.vocab_size, "token ids", " (the mask is not data)")
 
     def check_states(self, x_t: Tensor) -> None:
-        """Refuse what is not a state: ids outside 0..n-1."""
+        """Raise a ValueError if ids lie outside 0..n-1."""
         _check_ids(x_t, self.num_states, "noisy tokens", "" if self.has_mask else " (this process has no mask)")
 
     # The end at t = 1
@@ -555,14 +561,14 @@ def uniform(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
 
 
 def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = None) -> TokenProcess:
-    """Tokens are redrawn until they are masked; each event is a mask with probability p_m.
+    """Tokens are redrawn until they are masked; each jump masks with probability p_m.
 
     It runs at sigma = schedule / p_m, so that the mask clock is the schedule itself: alpha = p_m sigma,
     beta = (1-p_m) sigma.
 
     Args:
         vocab_size: V.
-        p_m: the share of masking among all events, in [1e-20, 1]; without masking the process is `uniform`.
+        p_m: the share of jumps that mask, in [1e-20, 1]; without masking the process is `uniform`.
         schedule: the mask clock; log-linear by default.
     """
     share = _share(p_m)

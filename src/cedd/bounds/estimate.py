@@ -98,12 +98,12 @@ class BoundEstimate:
 
     @property
     def sequence_ci95(self) -> Interval:
-        """For the population of sequences, by Hall's transformation."""
+        """The 95% interval for the population of sequences, by Hall's transformation."""
         return self._interval(self.sequence_stderr, len(self.per_sequence) - 1, skewness_of_mean(self.per_sequence))
 
     @property
     def monte_carlo_ci95(self) -> Interval:
-        """For these sequences, by Student's t."""
+        """The 95% interval for exactly these sequences, by Student's t."""
         return self._interval(self.monte_carlo_stderr, self.monte_carlo_freedom)
 
     def _interval(self, error: float, freedom: int, skewness: float = 0.0) -> Interval:
@@ -113,15 +113,18 @@ class BoundEstimate:
 
     @property
     def perplexity(self) -> float:
+        """exp of nats_per_token."""
         return exp_or_inf(self.nats_per_token)
 
     @property
     def perplexity_ci95(self) -> Interval:
+        """The 95% interval of `perplexity`."""
         low, high = self.ci95
         return exp_or_inf(low), exp_or_inf(high)
 
     @property
     def bits_per_token(self) -> float:
+        """nats_per_token / log 2."""
         return self.nats_per_token / math.log(2)
 
     def running(self) -> tuple[Tensor, Tensor]:

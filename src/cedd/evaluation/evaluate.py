@@ -114,6 +114,7 @@ class EvaluationResult:
         return interval_estimate(float(values.mean()), (math.nan, math.nan) if heavy_tailed else mean_interval(values))
 
     def bits_per_byte(self, nats_per_byte: IntervalEstimate) -> IntervalEstimate:
+        """Nats per byte in bits."""
         return nats_per_byte.mapped(lambda nats: nats / math.log(2))
 
     def per_word(self, nats_per_byte: IntervalEstimate) -> IntervalEstimate:

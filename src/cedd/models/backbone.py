@@ -150,6 +150,7 @@ class Backbone(nn.Module):
         return self
 
     def num_parameters(self) -> int:
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, length: int) -> float:

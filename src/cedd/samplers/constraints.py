@@ -51,7 +51,7 @@ class Fixed:
         return torch.where(self.where.to(x.device), self.tokens.to(x), x)
 
     def check(self, shape: tuple[int, int], vocab_size: int) -> None:
-        """Refuse what does not fit the samples."""
+        """Raise a ValueError if the tokens do not fit the samples."""
         if self.where.shape not in (torch.Size(shape), torch.Size(shape[1:])):
             raise ValueError(f"the fixed tokens are {tuple(self.where.shape)}, but the samples are {shape}")
         held = self.tokens[self.where]
@@ -70,7 +70,7 @@ class Fixed:
         return replace(self, tokens=self.tokens[part], where=self.where[part], only=self.only and self.only.of(part))
 
     def holding(self, other: Fixed) -> Self:
-        """The same constraint, which also holds what another one holds."""
+        """Both constraints in one: the positions of either are held."""
         if self.only is not None and other.only is not None:
             raise ValueError("only one of two constraints may limit which tokens are drawn")
         tokens = torch.where(other.where, other.tokens, self.tokens)
@@ -103,10 +103,10 @@ class WholeDraw(Protocol):
 
 @dataclass(frozen=True)
 class JointConstraint(Fixed, ABC):
-    """Draws the tokens of a sequence together: a base class.
+    """Base class of constraints that draw the tokens of a sequence together.
 
-    `Fixed.part` and `Fixed.holding` keep the fields of a subclass as they are. One with a field per sequence (the
-    state of an automaton, a text of its own) overrides `part`.
+    `Fixed.part` and `Fixed.holding` keep the fields of a subclass. A subclass with a field per sequence (such as the
+    state of an automaton) overrides `part`.
     """
 
     @abstractmethod
@@ -116,19 +116,18 @@ class JointConstraint(Fixed, ABC):
         """Tokens [C] at the positions that a sampler draws in one network call.
 
         Args:
-            x: the states [B, L], with token V where nothing is decided yet.
-            rows: all masks of some of the sequences, as ascending positions [M] of the flattened batch. With
-                `next-token` it is one position per sequence: a causal network gives the law of the next one only. On
-                the host.
-            outputs: the network's, there: logits [M, V].
-            sharpening: temperature, top-p and excluded tokens; `sharpening.log_probs(outputs)` is the law of each.
-            chosen: which of them are drawn now, as indices [C] into rows. On the host.
-            v: uniform numbers [C] in [0, 1), one per token: what is drawn must depend on no other random numbers.
+            x: the states [B, L], with V at masks.
+            rows: all masks of some of the sequences, as ascending positions [M] of the flattened batch, on the CPU.
+                With `next-token` it is the next position of each sequence.
+            outputs: the network's logits at these positions, [M, V].
+            sharpening: temperature, top-p and excluded tokens; `sharpening.log_probs(outputs)` applies them.
+            chosen: the masks to draw now, as indices [C] into rows, on the CPU.
+            v: uniform numbers [C] in [0, 1), one per token; no other random numbers may be used.
         """
 
     def prepared(self, x: Tensor, rows: Tensor, sharpening: Sharpening, chosen: Tensor) -> Draw:
-        """`draw` as a function of outputs and v. It is called before the network, whose outputs a GPU then computes
-        while the host goes on: what waits for the device is best done here."""
+        """`draw` as a function of outputs and v. It is called before the network runs on the GPU, so work that waits
+        for the device is best done here."""
         return lambda outputs, v: self.draw(x, rows, outputs, sharpening, chosen, v)
 
     def whole_draw(self, sharpening: Sharpening, device: torch.device) -> WholeDraw | None:
@@ -137,7 +136,7 @@ class JointConstraint(Fixed, ABC):
         return None
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
-        """log of the law of each of the masks [M, V], by which confidence orders judge them: by default without the
+        """Log-probabilities at the masks, [M, V], from which confidence orders rank them; by default without the
         constraint. Arguments as in `draw`."""
         del x, rows
         return sharpening.log_probs(outputs)

@@ -64,10 +64,10 @@ class SamplingRun:
     sharpening: Sharpening
     constraint: Constraint | None
     shared: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False, repr=False)
-    """What depends on the process, the method and the options alone: computed once for the runs of all blocks."""
+    """Values that depend on the process, the method and the options only, computed once for the runs of all blocks."""
 
     def once(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
-        """make(), or what it returned for the same key in a run that this one was made from."""
+        """The value of make(), cached by key and shared with the runs derived from this one."""
         if key not in self.shared:
             self.shared[key] = make()
         return self.shared[key]
@@ -195,8 +195,8 @@ class SamplingRun:
         return self.joint.draw(x, rows.cpu(), outputs, self.sharpening, which, v)
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor) -> Tensor:
-        """log of the law by which confidence orders judge all masks `rows` [M] of some sequences, [M, V]: the
-        network's, or that of a `JointConstraint`, without temperature and top-p."""
+        """The log-probabilities [M, V] from which confidence orders rank all masks `rows` [M] of some sequences:
+        those of the network or of a `JointConstraint`, without temperature and top-p."""
         if self.joint is None:
             return self.sharpening.plain.log_probs(outputs)
         return self.joint.log_marginals(x, rows.cpu(), outputs, self.sharpening.plain)
@@ -290,7 +290,7 @@ class SamplingRun:
 
 
 class Sampler(ABC):
-    """A method of drawing sequences from a model; see the top of this file."""
+    """Draws the sequences of a `SamplingRun`. A subclass defines `sample`, and `check` if it has limits."""
 
     name: str
     """The name in `SAMPLERS` and in error messages."""

@@ -441,7 +441,7 @@ class LanguageModel(LoadedModel):
         The values are exact for autoregressive models, and for models that only mask if all answers are short: all
         orders in which an answer can be written are summed. Otherwise they are Monte Carlo estimates of lower bounds,
         each with a standard error and a 95% interval, from the same noise for all answers. On processes that replace
-        tokens they are lower bounds on log p(prompt, answer), which rank the answers too.
+        tokens they are lower bounds on log p(prompt, answer), which ranks answers in the same order.
 
         Args:
             prompt: the text before the answer; may be empty.
@@ -472,7 +472,7 @@ class LanguageModel(LoadedModel):
         """Classify a text: the probability of each label, given that one of them is right.
 
         p(label | text) is proportional to p(label and the text after it | the text before it) from `log_likelihood`,
-        which is exact for all labels or a bound for all labels. Of bounds, `Classification.intervals` has the 95%
+        which is exact for all labels or a bound for all labels. For bounds, `Classification.intervals` has the 95%
         interval of each probability.
 
         Args:
