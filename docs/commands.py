@@ -11,12 +11,12 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
-from typing import Any, get_origin
+from dataclasses import dataclass
+from typing import Any
 
 from cedd.cli import COMMANDS
 from cedd.cli.arguments import ARGUMENTS
-from cedd.cli.parser import NUMBERS, CommandOption, options_of
+from cedd.cli.parser import CommandOption, options_of
 from cedd.training.config import PRESETS, TrainConfig
 
 PLACE = "<!-- commands -->"
@@ -48,19 +48,13 @@ def spelled(option: CommandOption) -> str:
         return option.name
     if option.kind is bool:
         return f"{option.name}, --no-{option.name[2:]}" if option.default else option.name
-    if option.choices:
-        value = "{" + ",".join(option.choices) + "}"
-    elif get_origin(option.hint) is dict:
-        value = "NAME VALUE"
-    else:
-        names = {**dict.fromkeys(NUMBERS, ""), int: "INT", float: "FLOAT", str: "TEXT"}
-        value = option.metavar or names.get(option.kind, "PATH")
-    return f"{option.name} {value}{' ...' if option.takes_several else ''}"
+    return f"{option.name} {option.shown_value}{' ...' if option.takes_several else ''}"
 
 
-def default(value: Any) -> str:
+def default(option: CommandOption) -> str:
     """The default as it would be written, or nothing if there is none."""
-    if value is MISSING or str(value).startswith("(give "):
+    value = option.default
+    if option.is_required:
         return "required"
     if value is None or value is False or value in ("", (), {}):
         return ""
@@ -71,7 +65,7 @@ def default(value: Any) -> str:
 
 def row(option: CommandOption) -> str:
     """A line of a table."""
-    return f"| `{spelled(option)}` | {default(option.default)} | {escaped(option.help)} |"
+    return f"| `{spelled(option)}` | {default(option)} | {escaped(option.help)} |"
 
 
 def tables(options: list[CommandOption]) -> Iterator[str]:

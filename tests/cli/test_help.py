@@ -19,6 +19,7 @@ from cedd.cli import COMMANDS, main
 from cedd.cli.arguments import ARGUMENTS, parse
 from cedd.cli.completion import script
 from cedd.methods import METHODS
+from cedd.models.architectures import ARCHITECTURES
 from cedd.models.locate import pretrained_names
 from cedd.process import PROCESSES
 from cedd.samplers import GRIDS, SAMPLERS
@@ -92,11 +93,29 @@ def test_every_preset_has_a_help_with_an_example(name: str):
         ("train char", METHODS),
         ("train char", PROCESSES),
         ("train char", SCHEDULES),
+        ("train char", ARCHITECTURES),
     ],
 )
 def test_a_help_names_the_rows_of_a_table(words: str, table: Iterable[str]):
     shown = help_text(*words.split())
     assert [name for name in table if not re.search(rf"[ (]{name}[ ,:.]", shown)] == []
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"^  (--[a-z][\w.-]*)", text, re.MULTILINE))
+
+
+def test_the_help_of_adapt_is_short_and_names_the_help_with_all_options(helps: dict[str, str]):
+    listed, every = options_in(helps["adapt"]), options_in(help_text("train", "adapt"))
+    assert listed < every
+    assert {one for one in every if one.startswith("--adapt.")} < listed
+    assert len(listed) <= 20
+    assert "cedd train adapt --help" in helps["adapt"]
+
+
+@pytest.mark.parametrize(("name", "option"), [("import", "--out PATH"), ("spelling", "--data DATA")])
+def test_a_help_marks_required_options(helps: dict[str, str], name: str, option: str):
+    assert re.search(rf"^  {option} .*\(required\)$", helps[name], re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", ARGUMENTS.values())

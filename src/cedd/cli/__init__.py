@@ -26,20 +26,20 @@ from cedd.names import nearest_path, printable, suggestion
 
 COMMANDS: Mapping[str, str] = {
     "quickstart": "train, evaluate, sample and infill in minutes, and write a report",
-    "train": "train a network on text, any method on any process",
+    "train": "train a network on text, with any method on any noise process",
     "adapt": "continue training an autoregressive model as a diffusion model",
-    "evaluate": "compute an upper bound on a model's perplexity on text, with an interval, or compare models",
+    "evaluate": "compute an upper bound on a model's perplexity on a text, or compare models",
     "sample": "generate texts with a trained model",
     "infill": "fill the blanks of a text",
     "correct": "correct the spelling of a text",
-    "spelling": "measure the share of spelling errors that a model fixes, and the share of letters that it breaks",
-    "genppl": "score a model's samples by another language model (generative perplexity)",
+    "spelling": "measure how many spelling errors a model fixes and how many letters it breaks",
+    "genppl": "score a model's samples with another language model (generative perplexity)",
     "import": "convert a published network: SEDD, MDLM, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, Llama, Qwen",
     "export": "write a run as a model folder to share, with a model card",
     "report": "write a report on a run, or a comparison of several",
     "serve": "serve a web page and an HTTP API for generation, infilling and correction",
-    "bench": "time training steps or sampling against a textbook implementation",
-    "theory": "check every theorem, proposition and erratum of the paper on small spaces",
+    "bench": "time training steps or sampling, compared with a textbook implementation",
+    "theory": "check every theorem, proposition and erratum of the paper by enumerating small spaces",
     "completion": "print a completion script for bash or zsh",
 }
 
@@ -57,8 +57,9 @@ def _overview() -> str:
             "example: cedd quickstart --fast",
             "Discrete diffusion language models: train, evaluate, sample, infill, correct.",
             "\n".join(lines),
-            "A MODEL is the folder of a run or of an exported or imported model, or the name english or english-char.",
-            "cedd --version prints the version. The documentation is the folder docs of the source.",
+            "A MODEL is a folder (a run, or the output of cedd export or cedd import), the name english or english-char,\n"
+            "or owner/name of an exported model on the Hugging Face hub.",
+            "cedd --version prints the version. The documentation is in the docs folder of the source.",
         ]
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from cedd.apps.report.records import ReportOptions
 from cedd.apps.serve.limits import Limits
 from cedd.cli import parser
-from cedd.cli.parser import INLINE, argument
+from cedd.cli.parser import INLINE, CommandOption, argument
 from cedd.evaluation.options import EvaluationOptions, Wrap
 from cedd.names import suggestion
 from cedd.samplers.options import SamplingOptions
@@ -93,7 +93,7 @@ class SamplingArguments(ModelArguments):
     options: SamplingOptions = field(default_factory=SamplingOptions, metadata=INLINE)
     view: ViewOptions = field(default_factory=ViewOptions, metadata=INLINE)
     seed: int | None = None
-    """Random seed. Text i depends only on the seed and i, whatever the number of texts."""
+    """Random seed; by default a new one. Text i depends only on the seed and i, not on the number of texts."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -176,14 +176,14 @@ class Sample(SamplingArguments):
     """
 
     model: str | None = field(default=None, metadata=argument("[MODEL]"))
-    """A run folder, or the name of a model here or on the hub (default: english)."""
+    """A run folder or the name of a model (default: english)."""
     length: int | None = None
     """Tokens per text, with the prompt; may exceed the model's context length. By default the context length, but at
-    most 256 tokens after the prompt. With --chat, tokens of the answer (default: 256, or as many as fit)."""
+    most 256 tokens after the prompt. With --chat: tokens of the answer, by default 256 or as many as fit."""
     prompt: str = ""
     """Text with which every sample begins."""
     chat: str | None = None
-    """A message to answer, by the model's chat template. The answer ends at its end-of-text token."""
+    """Message to answer, for models with a chat template. The answer ends at the end-of-text token."""
     until_end: bool = False
     """End each text before its first end-of-text token."""
 
@@ -228,11 +228,11 @@ class Correct(ModelArguments):
     file: Path | None = None
     """Read TEXT from this file."""
     diff: bool = False
-    """Print the changes as a unified diff, and exit with code 1 if there is one."""
+    """Print the changes as a unified diff, and exit with code 1 if there are any."""
     in_place: bool = False
     """Write the corrected text back to the files; FILE.bak keeps the original."""
     check: bool = False
-    """Print each change as FILE:LINE:COLUMN (with --diff, the diff), and exit with code 1 if there is one."""
+    """Print each change as FILE:LINE:COLUMN (with --diff, the diff), and exit with code 1 if there are any."""
     format: Literal["text", "github", "sarif"] | None = None
     """Format of --check: lines, annotations of GitHub Actions, or SARIF 2.1.0."""
     lsp: bool = False
@@ -242,8 +242,8 @@ class Correct(ModelArguments):
     suggest: int | None = None
     """Instead of the text, list each suspicious word with this many candidates and their probabilities."""
     engine: Literal["words", "letters"] | None = None
-    """words: correct English words with the model's lexicon (the default if it has one). letters: replace letters by
-    the model's posterior. All options below except --threshold apply to the engine letters only."""
+    """words: correct English words with the model's lexicon (the default if it has one). letters: replace letters
+    according to the model's posterior. The options below apply to letters only, except --threshold."""
     rate: float | None = None
     """Expected share of wrong letters (default: the model's own, or 0.05)."""
     t: float | None = None
@@ -256,18 +256,16 @@ class Correct(ModelArguments):
     """letters: a letter without accent may become another letter of the same case, except in addresses, names with
     digits and code. all: anything may change (default: letters)."""
     passes: int | None = None
-    """Largest number of passes over the text; each sees the changes of the one before (default: the model's own)."""
+    """Largest number of passes over the text; each reads the changes of the previous one (default: the model's own)."""
     reach: int | None = None
-    """Make only the most confident of the changes within this many letters per pass (default: 3); 0 makes all at
-    once."""
+    """In each pass, make only the most confident change within this many letters; 0 makes all changes (default: 3)."""
     max_surprise: float | None = None
-    """Undo changes where the surrounding text costs the model more than this many nats per letter."""
+    """Undo changes where the surrounding text has more than this many nats per letter under the model."""
     swaps: float | None = None
-    """Expected share of transposed neighbouring letters; 0 turns the search off (default: 0.002). Has no effect with
-    several --steps."""
+    """Expected share of transposed neighbouring letters; 0 turns the search off (default: 0.002)."""
     steps: int | None = None
-    """1: take the most probable token everywhere. More: sample the reverse process, without transpositions (default:
-    1)."""
+    """1: take the most probable token everywhere. More: sample the reverse process in this many steps, without
+    transpositions (default: 1)."""
     temperature: float | None = None
     """Sampling temperature with several --steps; 0 takes the most probable token."""
     seed: int | None = None
@@ -296,7 +294,7 @@ class Spelling(ModelArguments):
     paper: PaperOptions = field(default_factory=PaperOptions, metadata=INLINE)
     user: UserOptions = field(default_factory=UserOptions, metadata=INLINE)
     plot: Path | None = None
-    """Plot fixed over broken (user's protocol) to this .png, .pdf or .svg file."""
+    """Plot letters fixed against letters broken (user's protocol) to this .png, .pdf or .svg file."""
     seed: int = 0
     """Seed of the errors and of sampling."""
 
@@ -317,7 +315,7 @@ class FrontierOptions:
     top_ps: tuple[float, ...] = (1.0,)
     """Values of top-p, the points of a curve, instead of temperatures."""
     text: str | None = None
-    """Score passages of this text too: a file, folder or .jsonl, or python-manual."""
+    """Also score passages of this text: a file, folder or .jsonl, or python-manual."""
     entropy: float | None = None
     """Entropy in nats at which curves are compared; by default that of --text, or the middle of the range that all
     curves reach."""
@@ -331,8 +329,8 @@ class FrontierOptions:
 class Genppl(ModelArguments):
     """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
 
-    Compute generative perplexity: the perplexity of a model's samples under another language model, by both definitions
-    in use. The default judge, gpt2-large, is downloaded once. (The example works after cedd quickstart.)
+    Compute generative perplexity, the perplexity of a model's samples under another language model, by both common
+    definitions. The default judge, gpt2-large, is downloaded once. (The example works after cedd quickstart.)
 
       cedd genppl --samples samples.jsonl --judge path/to/another           score the same samples again
       cedd genppl runs/first runs/second --frontier curves --samplers analytic first-hitting -n 64 --plot curves.png
@@ -355,8 +353,8 @@ class Genppl(ModelArguments):
     samples: Path | None = None
     """Score these samples instead of drawing new ones."""
     out: Path | None = None
-    """File for the samples; by default samples.jsonl in the run's folder, or NAME-samples.jsonl here for a pretrained
-    model."""
+    """File for the samples; by default samples.jsonl in the run's folder, or NAME-samples.jsonl in the current folder
+    for a packaged model."""
     judge_batch: int = 8
     """Samples per batch of the judge."""
     seed: int = 0
@@ -389,7 +387,7 @@ class Import(CommonArguments):
     device: str = field(default="cpu", kw_only=True)
     """Device on which weights are read: auto, cpu, cuda or cuda:1."""
     seed: int = 0
-    """Accepted for consistency; this command draws nothing."""
+    """Has no effect; accepted by every command."""
 
 
 @dataclass(frozen=True)
@@ -408,7 +406,7 @@ class Export(ModelArguments):
     out: Path
     """The folder to write, new or empty; it may be MODEL itself if that was exported before."""
     force: bool = False
-    """Write into a folder with other contents too. Model files in it are replaced, and a run in it cannot be
+    """Also write into a folder with other contents. Model files in it are replaced, and a run in it cannot be
     resumed."""
     weights: Literal["float32", "bf16", "int8", "deflated"] | None = None
     """Storage of weights: 4, 2, 1 or 0.8 bytes each (default: float32 for a run, otherwise unchanged)."""
@@ -419,7 +417,7 @@ class Export(ModelArguments):
     command: str | None = None
     """Command that trained it, for the card; by default the run's cedd train command."""
     results: tuple[Path, ...] = ()
-    """JSON files of results, as printed by the commands with --json; they appear on the card under their file names."""
+    """Files with results, as printed by commands with --json; they appear on the card under their file names."""
     calibrate: Path | None = None
     """Choose the defaults of correction on this text, which the model must not have been trained on."""
     broken: float = 0.0025
@@ -434,7 +432,7 @@ class Export(ModelArguments):
     sampling: tuple[str, ...] = ()
     """Defaults of sampling as NAME=VALUE: steps, temperature, top_p."""
     chosen: str | None = None
-    """How the defaults were chosen, in words, for the card; by default this describes the calibration."""
+    """How the defaults were chosen, in words, for the card; by default a description of the calibration."""
 
 
 @dataclass(frozen=True)
@@ -483,13 +481,13 @@ class Serve(ModelArguments):
     open: bool = False
     """Open the page in a browser."""
     allow_host: tuple[str, ...] = ()
-    """Additional host names that clients use for the server, behind a proxy or on a network."""
+    """Further host names under which clients reach the server, for example through a proxy."""
     json: bool = False
     """Print the address and the models as one JSON object."""
     log_texts: bool = False
     """Also log the texts of requests."""
     lookup_processes: int | None = None
-    """Processes that search words for corrections (default: one per core, up to 4); 0 searches in the server."""
+    """Processes that look up words for corrections (default: one per core, up to 4); 0 uses the server's own process."""
     seed: int | None = None
     """Seed of requests without one; by default each gets a random seed."""
     limits: Limits = field(default_factory=Limits, metadata=INLINE)
@@ -499,7 +497,7 @@ class Serve(ModelArguments):
 class Bench(CommonArguments):
     """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
 
-    Time training steps or sampling against a plain textbook implementation.
+    Time training steps or sampling, compared with a plain textbook implementation.
     """
 
     suite: Literal["train", "sample"] = field(metadata=argument("{train,sample}"))
@@ -510,7 +508,7 @@ class Bench(CommonArguments):
     """The network (train): the preset's transformer, or a Llama-type network as cedd adapt trains it (small: the sizes
     of SmolLM2-135M, whose vocabulary is 49152)."""
     shapes: tuple[str, ...] | None = None
-    """Sequences x positions, one row each (default: 512x128 64x1024 32x128 for train, 64x128 for sample)."""
+    """Sequences x tokens, one row each (default: 512x128 64x1024 32x128 for train, 64x128 for sample)."""
     vocab_size: int = field(default=50257, metadata={"option": "vocab"})
     """Vocabulary size V."""
     methods: tuple[str, ...] = ()
@@ -523,7 +521,7 @@ class Bench(CommonArguments):
     complementary: bool = False
     """Put every sequence into the batch twice, with complementary masks (train)."""
     steps: int | None = None
-    """Steps to time (train: 20), or steps of the sampler (sample: 1024)."""
+    """train: steps to time (default: 20); sample: steps of the sampler (default: 1024)."""
     warmup: int = 8
     """Training steps before timing starts."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
@@ -550,7 +548,7 @@ class Theory:
     seed: int = 0
     """Seed of the random data and networks."""
     device: str = "auto"
-    """Accepted for consistency; everything is computed on the CPU in float64."""
+    """Has no effect; accepted by every command. Everything is computed on the CPU in float64."""
     json: bool = False
     """Print one JSON object instead of the table."""
 
@@ -600,12 +598,17 @@ __PRESETS__"""
 
 ADAPT = "cedd adapt MODEL"
 ADAPT_HELP = """Continue training an autoregressive model as a diffusion model, in minutes on one GPU. MODEL is a run
-with the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network that cedd import has converted. Its network, tokenizer
-and length replace the defaults below. The options are those of cedd train; only the --adapt options are about
-adaptation. The same command resumes an interrupted run.
+with the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network that cedd import has converted. Its network and
+tokenizer are kept. The same command resumes an interrupted run.
 
   cedd adapt smollm2 --data corpus --out runs/full --adapt.anneal 0.5          full attention, introduced gradually
-  cedd adapt smollm2 --data corpus --out runs/blocks --block 4                 autoregressive over blocks of 4 tokens"""
+  cedd adapt smollm2 --data corpus --out runs/blocks --block 4                 autoregressive over blocks of 4 tokens
+
+These are the most useful options. cedd train adapt --help lists the others."""
+_LISTED_BY_ADAPT = (
+    *("data", "out", "method", "block", "length", "steps", "seed", "device", "json"),
+    *("optimizer.rate", "batch.size"),
+)
 
 
 def parse(command: str, words: list[str]) -> Any:
@@ -656,7 +659,13 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     start = " --from smollm2" if name == "adapt" and prog is None else ""
     example = f"{called.replace('MODEL', 'smollm2')}{start} --data {config.data} --out runs/first"
     description = f"example: {example}\n\n" + (ADAPT_HELP if called == ADAPT else f"Train {summary}.")
-    parsed = parser.parse(Train, rest, prog=called, description=description, default=Train(config))
+
+    def listed(option: CommandOption) -> bool:
+        name = option.name.removeprefix("--")
+        return called != ADAPT or name in _LISTED_BY_ADAPT or name.startswith("adapt.")
+
+    default = Train(config)
+    parsed = parser.parse(Train, rest, prog=called, description=description, default=default, is_listed=listed)
     if name == "adapt" and parsed.config.start is None:
         raise ValueError("cedd train adapt needs an autoregressive model: --from MODEL")
     if name == "adapt":

@@ -15,7 +15,7 @@ import inspect
 import itertools
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -64,6 +64,25 @@ SYNONYMS: Mapping[str, str] = {
     "save-steps": "checkpoint-every",
 }
 """Names of options in other programs, with the last part of the name here."""
+
+METAVARS: Mapping[str, str] = {
+    **dict.fromkeys(("architecture", "grid", "method", "process", "revision", "sampler", "samplers", "split"), "NAME"),
+    **dict.fromkeys(("data", "validation"), "DATA"),
+    **dict.fromkeys(("correction", "sampling"), "NAME=VALUE"),
+    **dict.fromkeys(("host", "allow-host"), "HOST"),
+    **dict.fromkeys(("judge", "words"), "MODEL"),
+    "command": "COMMAND",
+    "device": "DEVICE",
+    "field": "FIELD",
+    "label": "LABEL",
+    "labels": "FIELD",
+    "methods": "METHOD/PROCESS",
+    "regex": "PATTERN",
+    "shapes": "NxL",
+    "tokenizer": "TOKENIZER",
+    "tolerance": "SHARE",
+}
+"""What an option of text takes, by the last part of its name; TEXT otherwise."""
 
 NUMBERS = {int: "an integer", float: "a number"}
 Arguments = TypeVar("Arguments")
@@ -115,6 +134,21 @@ class CommandOption:
         """Whether it is a tuple or a dictionary."""
         hints = [self.hint, *get_args(self.hint)]
         return any(get_origin(hint) in (tuple, dict) for hint in hints)
+
+    @property
+    def shown_value(self) -> str:
+        """Its value in the help, such as PATH."""
+        if self.choices:
+            return f"{{{','.join(self.choices)}}}"
+        if get_origin(self.hint) is dict:
+            return "NAME VALUE"
+        text = METAVARS.get(self.name.removeprefix("--").rsplit(".", 1)[-1], "TEXT")
+        return self.metavar or {int: "INT", float: "FLOAT", Path: "PATH"}.get(self.kind, text)
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is dataclasses.MISSING or str(self.default).startswith("(give ")
 
     def value(self, word: str) -> object:
         """Convert one word."""
@@ -212,7 +246,13 @@ class _OptionParser(argparse.ArgumentParser):
 
 
 def parse(
-    kind: type[Arguments], words: Sequence[str], *, prog: str, description: str = "", default: Arguments | None = None
+    kind: type[Arguments],
+    words: Sequence[str],
+    *,
+    prog: str,
+    description: str = "",
+    default: Arguments | None = None,
+    is_listed: Callable[[CommandOption], bool] = lambda one: True,
 ) -> Arguments:
     """The dataclass that a command line describes. `--help` prints the help and ends the process.
 
@@ -222,12 +262,14 @@ def parse(
         prog: the name of the program.
         description: the beginning of the help; by default the docstring of the dataclass.
         default: an instance with other defaults.
+        is_listed: whether the help lists an option.
     """
     options = list(options_of(kind, default))
     end = words.index("--") if "--" in words else len(words)
     try:
         if {"-h", "--help"} & set(words[:end]):
-            _parser(prog, options, inspect.cleandoc(description or kind.__doc__ or ""), helping=True).print_help()
+            about = inspect.cleandoc(description or kind.__doc__ or "")
+            _parser(prog, list(filter(is_listed, options)), about, helping=True).print_help()
             raise SystemExit(0)
         _refuse_unknown(words[:end], options)
         named, rest = _parser(prog, options).parse_known_args(list(words[:end]))
@@ -286,10 +328,7 @@ def _names(one: CommandOption) -> tuple[str, ...]:
 
 def _settings(one: CommandOption) -> dict[str, Any]:
     """The arguments of `add_argument`."""
-    shown = {int: "INT", float: "FLOAT", Path: "PATH", str: "TEXT"}.get(one.kind, "VALUE")
-    shown = f"{{{','.join(map(str, one.choices))}}}" if one.choices else shown
-    shown = "NAME VALUE" if get_origin(one.hint) is dict else one.metavar or shown
-    said = f"{one.help}{_shown_default(one.default)}".replace("%", "%%")
+    said = f"{one.help}{_shown_default(one)}".replace("%", "%%")
     if one.positional:
         return {"metavar": one.name, "help": said, "nargs": "?"}
     if one.kind is bool:
@@ -297,18 +336,19 @@ def _settings(one: CommandOption) -> dict[str, Any]:
         return {"dest": _key(one), "action": action, "default": argparse.SUPPRESS, "help": said}
     return {
         "dest": _key(one),
-        "metavar": shown,
+        "metavar": one.shown_value,
         "nargs": "*" if one.takes_several else None,
         "default": argparse.SUPPRESS,
         "help": said,
     }
 
 
-def _shown_default(value: object) -> str:
-    if value is dataclasses.MISSING or value is None or value is False or value in ("", (), {}):
+def _shown_default(one: CommandOption) -> str:
+    value = one.default
+    if one.is_required:
+        return "" if one.positional else " (required)"
+    if value is None or value is False or value in ("", (), {}):
         return ""
-    if str(value).startswith("(give "):
-        return " (required)"
     shown = " ".join(map(str, value)) if isinstance(value, tuple) else "on" if value is True else value
     return f" (default: {shown})"
 

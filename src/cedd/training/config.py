@@ -240,9 +240,9 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AdaptConfig:
-    """Adaptation of an autoregressive network (a run --from it with a diffusion method).
+    """Adaptation of an autoregressive network by a diffusion method.
 
-    The first four say what becomes of a Llama-type network; the others how any network is trained.
+    The first four determine how a Llama-type network is converted, the others how any network is trained.
     """
 
     shift: bool = True
@@ -287,15 +287,16 @@ class TrainConfig:
     """cedd, cedd-star and ceddt on a process without a mask: smallest sigma in the ratios (0.003 in the paper's
     spelling experiments)."""
     architecture: str = TRANSFORMER
-    """The network: transformer, whose options are --model.*; or your own class, package:Class, with arguments
-    --architecture.NAME VALUE or --architecture-arguments FILE.json."""
+    """The network: transformer, with the options --model.*; llama or gpt2, the networks of imported models; or
+    package:Class of your own. All but transformer take arguments as --architecture.NAME VALUE or
+    --architecture-arguments FILE.json."""
     architecture_arguments: dict[str, Any] = field(default_factory=dict, metadata={"hidden": True})
     """Arguments of your own class, besides vocab_size and has_mask."""
     model: ModelConfig = field(default_factory=lambda: model_of_size("char"))
     """The size and options of the transformer."""
     length: int = 128
     """Tokens per sequence."""
-    labels: str | None = field(default=None, metadata={"metavar": "FIELD"})
+    labels: str | None = None
     """Condition the network on a label per document, from this field of the .jsonl."""
     label_dropout: float = 0.1
     """Share of sequences that are trained without their label, for guidance and for texts of any label."""
@@ -314,7 +315,7 @@ class TrainConfig:
     seed: int = 0
     """Random seed."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
+    """auto, cpu, cuda, or one GPU such as cuda:1."""
     precision: PrecisionName = "auto"
     """Precision of matrix products. auto: bf16 on CUDA (autocast) and on a CPU with hardware support (AMX), float32
     elsewhere."""
