@@ -44,6 +44,10 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
+MODELS = """A MODEL is a folder (a run, or the output of cedd export or cedd import), the name english or
+english-char, or owner/name of an exported model on the Hugging Face hub."""
+
+
 class UserError(Exception):
     """Invalid input. Its message is the one line that the user sees."""
 
@@ -57,8 +61,7 @@ def _overview() -> str:
             "example: cedd quickstart --fast",
             "Discrete diffusion language models: train, evaluate, sample, infill, correct.",
             "\n".join(lines),
-            "A MODEL is a folder (a run, or the output of cedd export or cedd import), the name english or english-char,\n"
-            "or owner/name of an exported model on the Hugging Face hub.",
+            MODELS,
             "cedd --version prints the version. The documentation is in the docs folder of the source.",
         ]
     )

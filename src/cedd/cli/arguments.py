@@ -487,7 +487,7 @@ class Serve(ModelArguments):
     log_texts: bool = False
     """Also log the texts of requests."""
     lookup_processes: int | None = None
-    """Processes that look up words for corrections (default: one per core, up to 4); 0 uses the server's own process."""
+    """Processes that look up words for corrections (default: one per core, up to 4); 0: the server's own process."""
     seed: int | None = None
     """Seed of requests without one; by default each gets a random seed."""
     limits: Limits = field(default_factory=Limits, metadata=INLINE)
