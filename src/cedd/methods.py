@@ -172,6 +172,7 @@ METHODS: MutableMapping[str, Method] = _ByName(
         Method("ar", Denoiser(rescale=False), CrossEntropy(constant), Causal()),
     )
 )
+"""The methods by name; add your own."""
 
 
 def get_method(method: str | Method) -> Method:
