@@ -1,34 +1,39 @@
 r"""Whether constrained samples are valid, and what a constraint costs.
 
-    OMP_NUM_THREADS=1 python benchmarks/constraints.py english -n 18 --temperatures 0.3 0.8 1.5 --steps 4 --length 16 \
-        --device cpu --out benchmarks/results/constraints.json
+    python benchmarks/constraints.py english --out benchmarks/results/constraints-gpu.json
+    OMP_NUM_THREADS=1 python benchmarks/constraints.py english -n 18 --temperatures 0.3 0.8 1.5 --texts 6 --steps 4 \
+        --length 16 --pairs 5 --device cpu --out benchmarks/results/constraints.json
 
-20 regular expressions and 10 JSON schemas, each at several temperatures. Every sample is checked without the code
-that drew it: by `re.fullmatch`, or by `json.loads` and the validator below. The cost is the CPU time (on a GPU, the
-time) of drawing with the constraint divided by that of drawing as many texts of as many tokens in as many steps without
-it, at each temperature one after the other; the figure is the median over temperatures. The automaton is compiled
-before, and on a GPU each language is drawn from once before it is timed.
+20 regular expressions and 10 JSON schemas, in two phases (`--phase`). Both write their results after each language.
+Run again with the same settings, the program continues where it stopped.
 
-How much a constraint costs depends on how long the network takes. On a GPU the cost is also measured with a large
-network: of random weights, with the model's tokenizer and process, for 64 texts at each of two temperatures.
+cost: at temperature 1, texts are drawn with and without the constraint, one after the other, `--pairs` times. The cost
+is the ratio of the CPU times (on a GPU, of the times): the geometric mean over the pairs, with a 95% interval. What is
+compiled or recorded once is done before. How much a constraint costs depends on how long the network takes. On a GPU
+the cost is also measured with a large network: of random weights, with the model's tokenizer and process.
+
+validity: `-n` samples of each language, over all temperatures. Every sample is checked without the code that drew it:
+by `re.fullmatch`, or by `json.loads` and the validator below.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from command_line import command
 
+from cedd.bounds.estimate import student_quantile
 from cedd.cli.parser import argument
 from cedd.constraints import Language, json_schema, regex
 from cedd.models.transformer import Transformer
@@ -94,6 +99,9 @@ SCHEMAS: Sequence[Mapping[str, Any]] = (
 )
 
 
+Constraint = str | Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Arguments:
     """example: python benchmarks/constraints.py english -n 1000 --out constraints.json
@@ -103,12 +111,22 @@ class Arguments:
 
     model: str = field(metadata=argument("MODEL"))
     """A model on a process that only masks."""
+    phase: str = "both"
+    """cost, validity or both."""
     n: int = 1000
-    """Samples per language, over all temperatures."""
+    """Samples per language whose validity is checked, over all temperatures."""
     temperatures: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2, 1.5)
-    """Temperatures."""
+    """Temperatures of these."""
+    texts: int = 40
+    """Texts that are drawn at once to measure the cost."""
+    large_texts: int = 64
+    """The same with the large network."""
+    pairs: int = 12
+    """Pairs of runs with and without each constraint."""
     steps: int = 16
-    """Network calls per sample."""
+    """Network calls per sample to measure the cost."""
+    check_steps: int = 8
+    """Network calls per sample whose validity is checked."""
     length: int = 32
     """Tokens per sample, at most."""
     languages: int = 30
@@ -117,10 +135,12 @@ class Arguments:
     """Layers of the large network; 0: none (default: 24 on a GPU, otherwise none)."""
     width: int = 2048
     """Width of the large network."""
+    seconds: float = math.inf
+    """Start no language after this many seconds."""
     device: str = "auto"
     """auto, cpu or cuda."""
     out: Path | None = None
-    """Write the results to this JSON file."""
+    """Write the results to this JSON file, and continue from those in it."""
 
     @property
     def each(self) -> int:
@@ -128,7 +148,7 @@ class Arguments:
         return -(-self.n // len(self.temperatures))
 
 
-def is_valid(text: str, constraint: str | Mapping[str, Any]) -> bool:
+def is_valid(text: str, constraint: Constraint) -> bool:
     """Whether a text satisfies its constraint, checked with `re` and `json` only."""
     if isinstance(constraint, str):
         return re.fullmatch(constraint, text) is not None
@@ -162,38 +182,69 @@ def satisfies(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-def measure(model: LanguageModel, constraint: str | Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
-    """The valid samples of a language, and its cost."""
-    language = regex(constraint) if isinstance(constraint, str) else json_schema(constraint)
-    start = time.perf_counter()
+def language_of(constraint: Constraint) -> Language:
+    """The language of an entry of `REGEXES` or `SCHEMAS`."""
+    return regex(constraint) if isinstance(constraint, str) else json_schema(constraint)
+
+
+def validity(model: LanguageModel, constraint: Constraint, arguments: Arguments) -> dict[str, Any]:
+    """The valid samples of a language."""
+    language, start = language_of(constraint), time.perf_counter()
     length = width_of(model, language, arguments.length)
-    compiled = time.perf_counter() - start
-    each = arguments.each
-    how: dict[str, Any] = {"length": length, "steps": arguments.steps, "top_p": 1.0}
-    if model.device.type == "cuda":
-        drawn(model, each, constraint=language, **how)
-    valid, invalid, times = 0, list[str](), list[tuple[float, float]]()
+    compiled, invalid = time.perf_counter() - start, list[str]()
+    how: dict[str, Any] = {"length": length, "steps": arguments.check_steps, "top_p": 1.0, "constraint": language}
     for number, temperature in enumerate(arguments.temperatures):
-        runs = [drawn(model, each, temperature=temperature, seed=number, constraint=one, **how)
-                for one in ((language, None) if number % 2 else (None, language))]  # fmt: skip
-        (texts, seconds), (_, free) = runs if number % 2 else runs[::-1]
-        wrong = [text for text in texts if not is_valid(text, constraint)]
-        valid, invalid = valid + each - len(wrong), invalid + wrong
-        times.append((seconds, free))
-    template, _ = template_of(model, "", length, language)
-    seconds, free = (statistics.median(one) for one in zip(*times, strict=True))
+        texts = model.generate(arguments.each, temperature=temperature, seed=number, **how)
+        invalid += [text for text in texts if not is_valid(text, constraint)]
+    samples = arguments.each * len(arguments.temperatures)
     return {
         "constraint": constraint,
-        "states": template.spans[0].language.automaton.num_states,
+        "states": states_of(model, language, length),
         "tokens": length,
         "compile_seconds": compiled,
-        "samples": each * len(arguments.temperatures),
-        "valid": valid,
+        "samples": samples,
+        "valid": samples - len(invalid),
         "invalid": invalid[:3],
-        "seconds": seconds,
-        "seconds_free": free,
-        "cost": statistics.median(one / other for one, other in times),
+        "seconds": time.perf_counter() - start,
     }
+
+
+def cost(model: LanguageModel, constraint: Constraint, texts: int, arguments: Arguments) -> dict[str, Any]:
+    """What a constraint costs: the ratio of times, with its interval."""
+    language, steps = language_of(constraint), arguments.steps
+    length = width_of(model, language, arguments.length)
+    how: dict[str, Any] = {"length": length, "steps": steps, "top_p": 1.0, "temperature": 1.0}
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(-3 if model.device.type == "cuda" else -1, arguments.pairs):
+        for constrained in (True, False) if number % 2 else (False, True):
+            seconds = drawn(model, texts, seed=max(number, 0), constraint=language if constrained else None, **how)
+            if number >= 0:
+                times[constrained].append(seconds)
+    logs = [math.log(one / other) for one, other in zip(times[True], times[False], strict=True)]
+    seconds, free = (statistics.median(times[one]) for one in (True, False))
+    return {
+        "constraint": constraint,
+        "states": states_of(model, language, length),
+        "tokens": length,
+        "ms_per_step": 1000 * seconds / steps,
+        "ms_per_step_free": 1000 * free / steps,
+        **geometric_mean(logs),
+        "logs": logs,
+    }
+
+
+def geometric_mean(logs: Sequence[float]) -> dict[str, Any]:
+    """The geometric mean of numbers with these logarithms, and its 95% interval."""
+    mean, half = statistics.fmean(logs), 0.0
+    if len(logs) > 1:
+        half = student_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return {"cost": math.exp(mean), "interval": [math.exp(mean - half), math.exp(mean + half)]}
+
+
+def states_of(model: LanguageModel, language: Language, length: int) -> int:
+    """|Q|"""
+    template, _ = template_of(model, "", length, language)
+    return template.spans[0].language.automaton.num_states
 
 
 def width_of(model: LanguageModel, language: Language, most: int) -> int:
@@ -202,14 +253,14 @@ def width_of(model: LanguageModel, language: Language, most: int) -> int:
     return template.spans[0].language.automaton.lengths(most)[-1]
 
 
-def drawn(model: LanguageModel, n: int, **options: Any) -> tuple[list[str], float]:
-    """n texts, and how long drawing them took."""
+def drawn(model: LanguageModel, n: int, **options: Any) -> float:
+    """How long drawing n texts takes."""
     clock = time.process_time if model.device.type == "cpu" else time.perf_counter
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     start = clock()
-    texts = model.generate(n, **options)
-    return texts, clock() - start
+    model.generate(n, **options)
+    return clock() - start
 
 
 def random_network(model: LanguageModel, layers: int, width: int) -> LanguageModel:
@@ -223,46 +274,108 @@ def random_network(model: LanguageModel, layers: int, width: int) -> LanguageMod
     return LanguageModel.from_network(network, model.process, model.method, model.tokenizer)
 
 
-def measured(model: LanguageModel, arguments: Arguments) -> dict[str, Any]:
-    """The languages with one network; prints a line per language and the totals."""
-    parameters = sum(parameter.numel() for parameter in model.model.parameters())
-    print(f"{parameters / 1e6:,.0f} million parameters on {model.device}, {arguments.each} texts at once", flush=True)
-    if model.device.type == "cuda":
-        drawn(model, arguments.each, length=arguments.length, steps=arguments.steps)
-    rows = list[dict[str, Any]]()
-    for constraint in [*REGEXES, *SCHEMAS][: arguments.languages]:
-        rows.append(row := measure(model, constraint, arguments))
-        shown = constraint if isinstance(constraint, str) else json.dumps(constraint)
-        per_step = " and ".join(f"{1000 * row[name] / arguments.steps:.1f}" for name in ("seconds", "seconds_free"))
-        print(
-            f"{row['valid']:5} of {row['samples']:<5} |Q| {row['states']:4}  cost {row['cost']:5.2f} "
-            f"({per_step} ms per step with and without it)  {shown[:60]!r}",
-            flush=True,
+class Results:
+    """The results of a file, to which each new one is written at once.
+
+    Args:
+        arguments: the settings; results of other settings are dropped.
+        device: where the model is.
+    """
+
+    def __init__(self, arguments: Arguments, device: torch.device) -> None:
+        names = (
+            "model",
+            "n",
+            "temperatures",
+            "texts",
+            "large_texts",
+            "pairs",
+            "steps",
+            "check_steps",
+            "length",
+            "width",
         )
-    samples, valid = (sum(row[name] for row in rows) for name in ("samples", "valid"))
-    costs = [row["cost"] for row in rows if row["states"] <= 500]
-    middle = statistics.median(costs) if costs else None
-    print(f"{valid} of {samples} samples of {len(rows)} languages are valid")
-    if costs:
-        print(f"median cost at up to 500 states: {middle:.3f} (largest {max(costs):.3f})")
-    totals = {"samples": samples, "valid": valid, "median_cost": middle}
-    return {"parameters": parameters, "texts": arguments.each, **totals, "languages": rows}
+        settings = {name: getattr(arguments, name) for name in names}
+        self._out, self._stop = arguments.out, time.monotonic() + arguments.seconds
+        head = {"settings": settings, "device": str(device), "threads": torch.get_num_threads()}
+        self.record: dict[str, Any] = json.loads(json.dumps(head))
+        if self._out is not None and self._out.exists():
+            found = json.loads(self._out.read_text("utf-8"))
+            if all(found.get(name) == value for name, value in self.record.items()):
+                self.record = found
+
+    def all_of(self, part: str, wanted: Sequence[Constraint], make: Callable[[Constraint], Any]) -> list[Any]:
+        """The results of a part of the file for these languages, made where they are missing and there is time."""
+        rows = self.record.setdefault(part, {"languages": []})["languages"]
+        known = [row["constraint"] for row in rows]
+        for constraint in wanted:
+            if constraint not in known and time.monotonic() < self._stop:
+                rows.append(row := make(constraint))
+                self.write()
+                print(line_of(row), flush=True)
+        if len(rows) < len(wanted):
+            print(f"{len(rows)} of {len(wanted)} languages are done; run again to continue", flush=True)
+        return rows
+
+    def write(self) -> None:
+        """Write the file."""
+        if self._out is not None:
+            write_json(self._out, self.record, indent=2)
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """A language's results."""
+    constraint = row["constraint"]
+    shown = repr((constraint if isinstance(constraint, str) else json.dumps(constraint))[:50])
+    if "valid" in row:
+        found = f"[{row['valid']} of {row['samples']} valid]  {row['seconds']:5.1f} s"
+    else:
+        low, high = row["interval"]
+        both = f"{row['ms_per_step']:.2f} and {row['ms_per_step_free']:.2f} ms per step"
+        found = f"cost {row['cost']:.3f} [{low:.3f}, {high:.3f}]  {both}"
+    return f"{found}  |Q| {row['states']:4}  {shown}"
+
+
+def measure_costs(
+    results: Results, part: str, model: LanguageModel, wanted: Sequence[Constraint], texts: int, arguments: Arguments
+) -> None:
+    """The cost of languages with a network; prints a line for each, and the mean over those of at most 500 states."""
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    print(f"cost: {parameters / 1e6:,.0f} million parameters on {model.device}, {texts} texts at once", flush=True)
+    rows = results.all_of(part, wanted, lambda one: cost(model, one, texts, arguments))
+    few = [row for row in rows if row["states"] <= 500]
+    if few:
+        found = geometric_mean([log for row in few for log in row["logs"]])
+        median, most = statistics.median(row["cost"] for row in few), max(row["cost"] for row in few)
+        results.record[part] |= {"parameters": parameters, **found, "median_cost": median, "largest_cost": most}
+        results.write()
+        low, high = found["interval"]
+        print(
+            f"cost at up to 500 states: {found['cost']:.3f} [{low:.3f}, {high:.3f}] (median of languages {median:.3f}, "
+            f"largest {most:.3f})"
+        )
 
 
 def run(arguments: Arguments) -> int:
-    """Measure the model, and the large network."""
+    """Measure the costs, also with the large network, and check samples."""
+    if arguments.phase not in ("cost", "validity", "both"):
+        raise ValueError(f"--phase: invalid choice: {arguments.phase!r}; use cost, validity or both")
     model = load(arguments.model, arguments.device)
-    found = measured(model, arguments)
-    layers = arguments.layers if arguments.layers is not None else 24 * (model.device.type == "cuda")
-    large = dict[str, Any]()
-    if layers:
-        few = replace(arguments, n=min(arguments.n, 128), temperatures=arguments.temperatures[:2])
-        large = {"large": measured(random_network(model, layers, arguments.width), few)}
-    if arguments.out is not None:
-        settings = {name: getattr(arguments, name) for name in ("model", "n", "temperatures", "steps", "length")}
-        record = {"settings": settings, "device": str(model.device), "threads": torch.get_num_threads()}
-        write_json(arguments.out, {**record, **found, **large}, indent=2)
-    return 0 if found["valid"] == found["samples"] else 1
+    results, wanted = Results(arguments, model.device), [*REGEXES, *SCHEMAS][: arguments.languages]
+    if arguments.phase != "validity":
+        measure_costs(results, "cost", model, wanted, arguments.texts, arguments)
+        layers = arguments.layers if arguments.layers is not None else 24 * (model.device.type == "cuda")
+        if layers:
+            large = random_network(model, layers, arguments.width)
+            measure_costs(results, "large_cost", large, wanted[::4], arguments.large_texts, arguments)
+    if arguments.phase == "cost":
+        return 0
+    rows = results.all_of("validity", wanted, lambda one: validity(model, one, arguments))
+    samples, valid = (sum(row[name] for row in rows) for name in ("samples", "valid"))
+    results.record["validity"] |= {"samples": samples, "valid": valid}
+    results.write()
+    print(f"[{valid} of {samples} valid] samples of {len(rows)} languages")
+    return 0 if valid == samples else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The benchmark of constraints: its independent check of samples, and its totals."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -41,17 +42,26 @@ def test_the_check_of_json(number: int, inside: list[str], outside: list[str]):
     assert not any(benchmark.is_valid(text, schema) for text in outside)
 
 
-@pytest.mark.parametrize("network", [[], ["--layers", "1", "--width", "64"]])
-def test_samples_are_counted(
-    network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_costs_and_samples_are_measured_and_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     run = save_random(tmp_path / "run", "absorb", "cedd", tokenizer=ByteTokenizer(), time_input="none", length=32)
-    options = ["-n", "2", "--temperatures", "0.3", "1.5", "--languages", "2", "--steps", "2", "--length", "20"]
+    options = ["-n", "2", "--temperatures", "0.3", "1.5", "--texts", "1", "--large-texts", "1", "--pairs", "2"]
+    options += ["--steps", "2", "--check-steps", "2", "--length", "20", "--layers", "1", "--width", "64"]
     out = tmp_path / "out.json"
-    words = ["constraints.py", str(run), *options, "--device", "cpu", "--out", str(out), *network]
-    monkeypatch.setattr(sys, "argv", words)
-    assert benchmark.command("constraints", benchmark.Arguments, benchmark.run) == 0
-    record = json.loads(out.read_text())
-    for part in [record, *([record["large"]] if network else [])]:
-        assert (part["samples"], part["valid"], len(part["languages"])) == (4, 4, 2)
-    assert "4 of 4 samples of 2 languages are valid" in capsys.readouterr().out
+    for languages, seconds, done in ((2, "100", 2), (3, "0", 2), (3, "100", 3)):
+        more = ["--languages", str(languages), "--seconds", seconds, "--device", "cpu", "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", ["constraints.py", str(run), *options, *more])
+        assert benchmark.command("constraints", benchmark.Arguments, benchmark.run) == 0
+        record, shown = json.loads(out.read_text()), capsys.readouterr().out
+        assert [len(record[part]["languages"]) for part in ("cost", "large_cost", "validity")] == [done, 1, done]
+        assert f"[{2 * done} of {2 * done} valid] samples of {done} languages" in shown
+        assert ("2 of 3 languages are done; run again to continue" in shown) == (languages > done)
+        low, high = record["cost"]["interval"]
+        assert 0 < low <= record["cost"]["cost"] <= high
+
+
+def test_the_interval_of_a_ratio():
+    found = benchmark.geometric_mean([math.log(1.0), math.log(1.1), math.log(1.21)])
+    assert found["cost"] == pytest.approx(1.1)
+    assert found["interval"][1] == pytest.approx(1.1 * math.exp(4.3027 * math.log(1.1) / math.sqrt(3)), rel=1e-4)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -196,32 +196,33 @@ class SpanDraw(WholeDraw):
     start: int
     stop: int
     excluded: tuple[int, ...]
-    temperature: float
-    name: str
+    is_greedy: bool
+    temperature: float = field(compare=False)
+    name: str = field(compare=False)
 
     @staticmethod
     def of(span: Span, sharpening: Sharpening, device: torch.device) -> SpanDraw:
         """The draws of a span on a device."""
         excluded = tuple(token for token in sharpening.excluded if token not in span.ends)
-        return SpanDraw(span.language.on(device), span.start, span.stop, excluded, sharpening.temperature, span.name)
+        language, temperature = span.language.on(device), sharpening.temperature
+        return SpanDraw(language, span.start, span.stop, excluded, temperature == 0, temperature or 1.0, span.name)
 
     def given(self, host: HostPlaces, length: int) -> Tensor:
-        """See `WholeDraw`: of each position of the span, the row of its outputs (-1: known), and its number (-1: not
-        drawn), [B, 2 n]."""
+        """See `WholeDraw`: for each position of the span, the row of its outputs (-1: known) and its number (-1: not
+        drawn); and the temperature, [B, 2 n + 1]."""
         span, found = self.stop - self.start, np.full((2, len(host.masked)), -1.0)
         masks = np.flatnonzero(host.masked)
         found[0, masks] = np.arange(len(masks))
         found[1, host.rows] = host.numbers
         parts = found.reshape(2, -1, length)[:, :, self.start : self.stop]
-        return torch.as_tensor(parts.transpose(1, 0, 2).reshape(-1, 2 * span))
+        parts = parts.transpose(1, 0, 2).reshape(-1, 2 * span)
+        return torch.as_tensor(np.pad(parts, ((0, 0), (0, 1)), constant_values=self.temperature))
 
     def __call__(self, outputs: Tensor, x: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         own = slice(self.start, self.stop)
         logits = Sharpening(excluded=self.excluded).without(outputs, -math.inf)
-        is_greedy = self.temperature == 0
-        if self.temperature not in (0, 1):
-            logits = logits / self.temperature
-        language, here, (rows, numbers) = self.language, x[:, own], given.view(len(x), 2, -1).unbind(1)
+        logits, is_greedy = logits / given[0, -1].to(logits), self.is_greedy
+        language, here, (rows, numbers) = self.language, x[:, own], given[:, :-1].chunk(2, 1)
         known = torch.where(rows < 0, language.classes[here.clamp_max(language.vocab_size - 1)], -1)
         chosen, rows = numbers >= 0, rows.clamp_min(0.0).long()
         weights = language.class_log_weights(logits, is_greedy)
