@@ -165,17 +165,16 @@ def test_labels_of_requests_that_run_together(tmp_path: Path):
     folder = ModelFolder(network, process, cedd.get_method("cedd"), tokenizer, 16)
     save_folder(tmp_path / "labelled", folder, extra={"labels": ["no", "yes"]})
     model = load(tmp_path / "labelled", "cpu")
-    asked = [None, "no", "yes", "no"]
-    wanted = [model.generate(2, label=label, seed=3, steps=8, length=16) for label in asked]
-    assert len({*map(tuple, wanted)}) == 3
+    asked = [{}, {"label": "no"}, {"label": "yes"}, {"label": "no"}, {"label": "no", "guidance": 3.0}]
+    wanted = [model.generate(2, seed=3, steps=8, length=16, **fields) for fields in asked]
+    assert len({*map(tuple, wanted)}) == 4
     found: dict[int, list[str]] = {}
     with served(ModelRegistry({"labelled": model})) as (address, _):
         body = {"n": 2, "seed": 3, "steps": 8, "max_tokens": 16}
 
         def ask(number: int) -> None:
-            label = {} if asked[number] is None else {"label": asked[number]}
             with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
-                found[number] = texts(client.post("/v1/completions", json=body | label))
+                found[number] = texts(client.post("/v1/completions", json=body | asked[number]))
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
         for thread in threads:
@@ -184,8 +183,18 @@ def test_labels_of_requests_that_run_together(tmp_path: Path):
             thread.join()
         with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
             reply = client.post("/v1/completions", json=body | {"label": "ye"})
+            unconditional = client.post("/v1/completions", json=body | {"guidance": 2})
+            by_prompt = texts(
+                client.post("/v1/completions", json=body | {"guidance": 2, "prompt": "ab", "max_tokens": 14})
+            )
+            described = client.get("/openapi.json").text
             (shown,) = client.get("/v1/models").json()["data"]
     assert shown["labels"] == ["no", "yes"]
     assert [found[number] for number in range(len(asked))] == wanted
     assert reply.status_code == 422
     assert "label: invalid choice: 'ye'; did you mean 'yes'?" in reply.json()["error"]["message"]
+    assert unconditional.status_code == 422
+    message = "guidance needs a condition: a label, a prompt or other given text"
+    assert message in unconditional.json()["error"]["message"]
+    assert by_prompt == [text[2:] for text in model.generate(2, prompt="ab", guidance=2.0, seed=3, steps=8, length=16)]
+    assert "Strength of the label" in described

@@ -25,6 +25,7 @@ from cedd.data.tokenizers import JSONTokenizer
 from cedd.evaluation.likelihood import predicts_tokens
 from cedd.names import suggestion
 from cedd.samplers import GRIDS, SamplingOptions, get_sampler, text_seeds
+from cedd.samplers.guidance import check_guidance
 from cedd.spelling.engines import ENGINE_NAMES
 from cedd.tasks import LanguageModel
 from cedd.tasks.generate import ANSWER, chat_template, constrained_template
@@ -100,9 +101,13 @@ def requested_sampling(
         top_p=fields.number("top_p", 1e-6, 1.0, None),
         grid=fields.choice("grid", GRIDS, None),
         label=fields.text("label", MAX_NAME_CHARACTERS, "") or None,
+        guidance=fields.number("guidance", 0.0, 100.0, None),
     )
+    model = registry[name]
     try:
-        registry[name].conditions(options.label, 1)
+        model.conditions(options.label, 1)
+        if options.guidance is not None:
+            check_guidance(model.method, model.process)
     except ValueError as error:
         reject(str(error))
     seed = fields.integer("seed", 0, MAX_SEED, None)
@@ -192,6 +197,8 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
         counts = [record["usage"]["completion_tokens"] for record in records]
         return {**head, "choices": choices, "usage": usage(sum(given), sum(counts))}
 
+    for prompt, one in zip(prompts, widths, strict=True):
+        check_condition(options, template(prompt, one), model)
     seeds = text_seeds(seed, n * len(prompts))
     tasks = [
         GenerationTask(
@@ -290,6 +297,14 @@ def constrained_width(model: LanguageModel, prompt: str, given: int, language: L
     return lengths[-1]
 
 
+def check_condition(options: SamplingOptions, template: Template, model: LanguageModel) -> None:
+    """Refuse guidance without a condition: a label, or given text that masks can replace."""
+    hides = model.process.has_mask and not model.writes_blocks
+    if options.guidance is not None and options.label is None and not (hides and bool(template.given.any())):
+        kinds = "a label, a prompt or other given text" if hides else "a label"
+        reject(f"guidance needs a condition: {kinds}")
+
+
 def check_spans(template: Template) -> Template:
     """The template; refused if a blank has no text that its constraint allows."""
     try:
@@ -322,6 +337,7 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
         reject(f"the messages have {given} tokens and the model's context is {model.length}: too few for {width} more")
     if language is not None:
         template = check_spans(template.in_languages([language], may_end=True))
+    check_condition(options, template, model)
     options = replace(options, stop=end_tokens(model))
     head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name, "seed": seed}
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
@@ -379,6 +395,7 @@ def infilling(fields: RequestFields, registry: ModelRegistry, limits: Limits) ->
     template = parse_template(text, model.tokenizer, limits.max_blank_tokens)
     if language is not None:
         template = check_spans(template.in_languages([language] * len(template.blanks)))
+    check_condition(options, template, model)
     given = template.given.tolist()
 
     def result(texts: list[str], tokens: list[Record]) -> Record:

@@ -31,6 +31,7 @@ MEANINGS: Mapping[str, str] = {
     "echo": "Whether the text begins with the prompt.",
     "engine": "words corrects English words; letters corrects letter by letter.",
     "grid": "Where the steps lie in time. Default: the model's own.",
+    "guidance": "Strength of the label, or else of the given text: 1 is the model itself, more overstates it.",
     "guided_choice": "Write one of these texts.",
     "guided_json": "Write JSON that is valid under this schema.",
     "guided_regex": "Write a text that this regular expression matches from beginning to end.",
