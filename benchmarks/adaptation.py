@@ -1,22 +1,20 @@
-"""From an autoregressive model to diffusion: bits per byte against tokens, for every way to adapt it.
+"""Bits per byte of an autoregressive model adapted to diffusion, in several ways.
 
-    python benchmarks/adaptation.py --model SmolLM2-135M.gguf --data /tmp/data --cells blocks-4 --seconds 240
-    python benchmarks/adaptation.py --model runs/ar --data /tmp/data --results own.json --runs runs/own
+    python benchmarks/adaptation.py --model SmolLM2-135M.gguf --data FOLDER --cells blocks-4 --seconds 240
+    python benchmarks/adaptation.py --model runs/ar --data FOLDER --results own.json --runs runs/own
     python benchmarks/adaptation.py --table benchmarks/results/adaptation.json
 
-All cells (CELLS) start from the same model, read the same text for the same time with the same recipe (the preset
-`adapt`), and are measured on the same held-out blocks. `parent` is the model before any training, `ar` the model
-trained on as an autoregressive one: what the adapted ones are compared with. Bits per byte are the exact likelihood of
-`parent` and `ar`, and the bound `tight` of the others, with the exact likelihood for blocks of at most 4 tokens.
+All cells (CELLS) start from the same model, train on the same text for the same time with the preset `adapt`, and are
+measured on the same held-out blocks. `parent` is the model before any training, and `ar` the model after further
+autoregressive training: the baselines of the adapted models. Bits per byte are the exact likelihood for `parent` and
+`ar`, and the bound `tight` for the others, with the exact likelihood for blocks of at most 4 tokens.
 
 A record has the milliseconds per step, memory, the learning curve (bits per byte of some held-out blocks, by number of
-tokens), and bits per byte with standard errors over blocks: of the held-out text, and of the test sets that --data has.
-Everything is written as soon as it is measured, and the same command continues with what is missing. Training time
-does not include compilation, the first 20 steps and evaluations, some 90 s for each cell.
+tokens), and bits per byte with standard errors over blocks, on the held-out text and on the test sets in --data.
+Every result is saved when it is measured, and the same command continues with the missing ones. Training time excludes
+compilation, the first 20 steps and evaluations, about 90 s per cell.
 
-On a machine that is lent for minutes (few megabytes a visit), the model and the corpus travel in parts:
-`split -b 50M MODEL.gguf model.part.`, and there, part by part, `cat model.part.* >> /tmp/data/model.gguf`; likewise the
-corpus into /tmp/data/corpus/ and the test sets into /tmp/data/eval/. The package gguf has to be on PYTHONPATH.
+FOLDER has corpus/ and eval/. The package gguf has to be installed.
 """
 
 from __future__ import annotations

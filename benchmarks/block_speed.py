@@ -3,9 +3,9 @@
     python benchmarks/block_speed.py
     python benchmarks/block_speed.py --preset tiny --vocab-size 99 --shape 4x32 --length 64 --block 8 --steps 3
 
-Both have the network, complementary masks and times of a preset, and random tokens. A training step in blocks reads
-three tokens for every two of a step without blocks. Sampling takes the same number of network calls per token, of the
-exact sampler (first-hitting) and of the default one (analytic).
+Both use the network, complementary masks and times of a preset, and random tokens. A training step in blocks reads
+three tokens for every two of a step without blocks. Sampling takes the same number of network calls per token, with
+first-hitting and with analytic.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How many network evaluations a bound needs: the paper's j1 and j2 with independent times against `tight`.
+"""How many network evaluations a bound needs: the paper's j1 and j2 with independent times, compared with `tight`.
 
     python benchmarks/bound_variance.py                                   # a few minutes on two CPU cores
     python benchmarks/bound_variance.py --device cuda --steps 2500 --length 128 --width 192 --depth 4
 
-For each process a small character model is trained on the text of Python's manual (which is on every machine), then the
-bound on the same held-out sequences is estimated three ways with equal numbers of evaluations. Printed are the Monte
-Carlo standard errors (times and noise only, the data held fixed; root mean square over repetitions) and how many times
-more evaluations than `tight` the others need for its error: the squared ratio.
+For each process a small character model is trained on the text of Python's manual, which comes with Python. The bound
+on the same held-out sequences is then estimated in three ways with equal numbers of evaluations. The table has the
+Monte Carlo standard errors (for fixed sequences; root mean square over repetitions), and how many times the
+evaluations of `tight` the others need for its error: the squared ratio.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line of a benchmark: its options and its ends are those of the package's commands."""
+"""The command line of a benchmark, with the options, errors and exit codes of the package's commands."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Samplers of two versions of the package, in turns on one machine: what a change costs or saves, with an interval.
+"""The sampling speed of two versions of the package, alternated on one machine, as a ratio with an interval.
 
     git worktree add /tmp/before COMMIT
     python benchmarks/compare_sampling.py /tmp/before/src src --steps 128 --json compared.json
 
-A process for each version holds the networks of `cedd bench sample`, which have random weights. Rounds go through all
-rows with the first version before the second, then the other way round; the first of them warm up and are dropped.
-The ratio of a row is the geometric mean over rounds of second / first, with Student's 95% interval.
+One process per version holds the networks of `cedd bench sample`, which have random weights. Rounds measure all rows
+with the first version before the second, then in the other order; the first rounds warm up and are dropped. The ratio
+of a row is the geometric mean over rounds of second / first, with Student's 95% interval.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Train the model in the box that writes English: `english`, on books and Wikipedia.
+"""Train the packaged model `english` on books and Wikipedia.
 
     python benchmarks/english.py --corpus corpus --prepare --workers 8
     python benchmarks/english.py --corpus corpus --seconds 470 --export english
 
-The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz`, or other texts. A byte-level BPE is trained on
-every eighth piece of it (--prepare ends there, once all text is in tokens: it needs no GPU), then the network for
---seconds: after the warm-up of the rate, which does not depend on it, the number of steps is chosen by the speed so
-far. The settings are those of the preset `small-fast` but for what `recipe` changes. A run that was stopped goes on.
+The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz`, or other texts. --prepare trains a byte-level BPE on
+every eighth part of it, packs the text into tokens and ends; it needs no GPU. Then the network is trained for
+--seconds: after the warm-up, the number of steps is chosen by the measured speed. The settings are those of the preset
+`small-fast`, changed by `recipe`. The same command resumes a run.
 
---export writes the model as it is shipped, by `cedd export`: weights deflated and the words of the card below. Last the
-bound on held-out documents is printed, of the weights as trained and of those that were exported.
+--export writes the model as it is packaged, by `cedd export`: weights deflated, with the text of the model card below.
+At the end the bounds on held-out documents are printed, for the trained and for the exported weights.
 """
 
 from __future__ import annotations

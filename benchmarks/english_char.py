@@ -1,13 +1,13 @@
-"""Train the model in the box: `english-char`, on books and Wikipedia.
+"""Train the packaged model `english-char` on books and Wikipedia.
 
     python benchmarks/english_char.py --corpus corpus --out runs/english-char --export english-char
 
 The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz` (or any other .txt, .txt.xz, .txt.gz files); the
-first --megabytes of each become the training text, in a folder beside the run. The run is the preset `english-char`;
-more settings go to it as they are (--steps 2000 --batch.size 64); those of the shipped model were --evaluation.every
-5000 --log-every 100. A run that was stopped goes on. --export writes the model as it is shipped, by `cedd export`:
-weights in int8, the defaults of correction and the words of the card that stand below. Then it is measured, each time
-on the middle of the text, and the figures go on the card by the names of their files:
+first --megabytes of each become the training text, in a folder next to the run. The run uses the preset
+`english-char`; other settings are passed on (--steps 2000 --batch.size 64). The packaged model was trained with
+--evaluation.every 5000 --log-every 100. The same command resumes a run. --export writes the model as it is packaged, by
+`cedd export`: weights in int8, with the defaults of correction and the text of the model card below. These commands
+measure it, each on the middle of the text, and add the figures to the card by the names of their files:
 
     measure="cedd spelling english-char --protocol user --blocks 80 --passes --thresholds --json"
     head -c 400000 crime_and_punishment.txt > crime_first_part.txt

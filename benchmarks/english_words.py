@@ -1,18 +1,17 @@
-"""Make the lexicon in the box: `words.safetensors` of english, from books, Wikipedia and lists of misspellings.
+"""Make the lexicon of the packaged model `english` (`words.safetensors`) from books, Wikipedia and misspellings.
 
     python benchmarks/english_words.py --out src/cedd/pretrained/english
 
-Words and their sequences are counted in CEDD_DATA/corpus (books.txt.xz, wikipedia.txt.xz), of which the last
---held-out megabytes are left out: mistakes are put into sentences of these. The noise of people is learnt from the
-training part of the lists in CEDD_DATA/misspellings, and the weights of decisions are fitted on the training part in
-sentences from the first half of the held-out text: the weights without the network on all suspicious words, those with
-it on --asked undecided ones. It takes seven minutes on one core. --weights-only fits the weights of an existing
-lexicon.
+Words and word sequences are counted in CEDD_DATA/corpus (books.txt.xz, wikipedia.txt.xz), without the last --held-out
+megabytes, whose sentences are used for fitting. The model of misspellings is learned from the training part of the
+lists in CEDD_DATA/misspellings. The weights of decisions are fitted on this part too, in sentences from the first half
+of the held-out text: the weights without the network on all suspicious words, those with it on --asked undecided ones.
+This takes seven minutes on one core. --weights-only fits the weights of an existing lexicon.
 
     python benchmarks/english_words.py --out src/cedd/pretrained/english --lexicon-only
 
-makes the lexicon and keeps the weights that are there: those in the box were fitted when fewer words were doubted, and
-fitted anew they are no better (docs/results/correction.md).
+makes the lexicon and keeps the existing weights. The packaged weights were fitted with fewer suspicious words; fitting
+them again gives the same trade-off (dev/lab-notes.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The help of a script: its docstring as it stands, and every option with its default. Nothing of the package is
-imported here, since some scripts run other versions of it."""
+"""The help of a script: its docstring and every option with its default. Nothing of the package is imported here, since
+some scripts run other versions of it.
+"""
 
 from __future__ import annotations
 

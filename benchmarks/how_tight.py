@@ -4,8 +4,8 @@
     python benchmarks/how_tight.py runs/cedd-star --ar runs/ar --data FOLDER --plot how-tight.png
     python benchmarks/how_tight.py --saved how-tight.json --plot docs/images/how-tight.png
 
-FOLDER has eval/ with the files of the evaluation sets. The network runs in bfloat16 on a GPU (its head in float32), for
-both bounds. A first pass with two orders warms the device up; it is not timed. `difference` is importance less tight,
+FOLDER has eval/ with the files of the evaluation sets. On a GPU, the network runs in bfloat16 (its head in float32) for
+both bounds. A first pass with two orders warms up the device and is not timed. `difference` is importance minus tight,
 paired over blocks, with its standard error.
 """
 

@@ -1,10 +1,10 @@
-"""How long the import of a published network takes, and how much memory: one of 170 M parameters with random weights.
+"""The time and memory of importing a published network: one of 170 million parameters with random weights.
 
-    python benchmarks/import_speed.py                 # writes such a folder, imports it in a process of its own
+    python benchmarks/import_speed.py                 # writes such a folder, imports it in a separate process
     python benchmarks/import_speed.py --family gidd --width 384 --depth 4
 
-One JSON object: the size of the file, the seconds of `cedd.import_model` and of `cedd import` (which also writes the
-new folder), the peak of the memory of either process, and that over the size of the file.
+Prints one JSON object: the size of the file, the seconds of `cedd.import_model` and of `cedd import` (which also writes
+the new folder), and the peak memory of both processes, also relative to the size of the file.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""How well a model fills in a word of a sentence alone, and of the same sentence in its paragraph.
+"""How well a model fills in a masked word, given its sentence alone or also its paragraph.
 
     python benchmarks/infilling.py english --data crime_and_punishment.txt --words 200
 
-A word of four letters or more is taken out of a sentence in the middle of a block of as many tokens as the model reads.
-It is filled in several ways, at so low a temperature that the likeliest token is drawn, and counts if it is the very
-word:
+A word of four or more letters is removed from a sentence in the middle of a block of the model's length. It is filled
+in several ways, at a temperature so low that the most probable token is drawn, and counts if it is the removed word:
 
     paragraph    the whole block is given
     page         the block with eight more on either side, which `cedd infill` reads in a window
     passage      the sentence alone, as `cedd infill` encodes it: padded with masks if the network has no time input
-    alone        the network is shown the sentence and nothing else
-    share        the same, begun at the time at which as many tokens are noise as are blank, not at t = 1
+    alone        the sentence alone, without padding
+    share        the same, starting at the time at which the share of noise is that of the blank, instead of t = 1
 
-The blank is as long as the word, which helps; equally in all ways. Shares have 95% intervals by Wilson, differences by
-Student's t over words.
+The blank has the number of tokens of the word, which helps all ways equally. Shares have Wilson 95% intervals,
+differences those of Student's t over words.
 """
 
 from __future__ import annotations

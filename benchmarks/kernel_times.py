@@ -1,9 +1,9 @@
-"""The kernels of a training step and of a bound alone, over their block sizes: how near the memory's speed they come.
+"""The speed of single kernels of training and of bounds, over their block sizes, relative to the memory bandwidth.
 
     python benchmarks/kernel_times.py
 
-Needs a CUDA device and Triton. Prints milliseconds and gigabytes a second for each setting; the settings in the code
-are the fastest of these on one NVIDIA H200, or within 1% of it. Of the sums of a bound none is clearly the fastest.
+Needs a CUDA device and Triton. Prints milliseconds and gigabytes per second for each setting. The settings in the code
+are the fastest ones on one NVIDIA H200, or within 1% of it. For the sums of a bound no setting is clearly the fastest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The paper's language tables at the scale of minutes on one GPU: equal training for every row, bounds with intervals.
+"""The paper's language tables at a small scale on one GPU: equal training for every row, bounds with intervals.
 
-    python benchmarks/language.py --cache /tmp/cedd --workers 16
+    python benchmarks/language.py --data DATA --cache TOKENS --workers 16
     python benchmarks/language.py --only cedd-star/absorb sedds/absorb@1024 --budget 560
     python benchmarks/language.py --only cedd-star/absorb/4 cedd-star/absorb/16 --minutes 8
     python benchmarks/language.py --only --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
@@ -8,46 +8,33 @@
     python benchmarks/language.py --seed 1 --orders 64 --results seed1.json --out runs/seed1 --only cedd-star/absorb
     python benchmarks/language.py --table benchmarks/results/language.json seed1.json
 
-A cell is METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE] (language_cells.py); how cells are scheduled, resumed and recorded is
-in cells.py. All are trained by the package's trainer on the same text, for the same number of steps of the same number
-of tokens, with one recipe; what differs in a row stands in its record. (With complementary masks a block is in its
-batch twice, so that `ar`, which has no masks, reads twice as much text.) The first cells are `ar`, which judges the
-samples of the others, and the paper's order on absorb.
+A cell is METHOD/PROCESS[/BLOCK][@LENGTH][+RECIPE] (language_cells.py); cells.py schedules, resumes and records them.
+All cells are trained on the same text with one recipe, for the same number of steps and tokens; the record of a cell
+has its own settings. (With complementary masks a sequence is in its batch twice, so `ar`, which has no masks, reads
+twice as much text.) `ar` comes first, because it judges the samples of the others.
 
 cedd-star/absorb/16 is block diffusion with b = 16. Cells in blocks also have the exact likelihood for b <= 8, samples
-of one network call per token, and the speed and memory of sampling. To train and judge all of them (repeat the command
-until they are done):
+with one network call per token, and the speed and memory of sampling. To train and judge all of them (repeat the
+command until they are done):
 
-    python benchmarks/language.py --minutes 8 --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf --only \\
+    python benchmarks/language.py --minutes 8 --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf --only \
         cedd-star/absorb/{4,16,1,128} bayes-star/roulette/16 cedd-star/absorb/16@1024
-    python benchmarks/result_tables.py   # writes the rows that there are into docs/results/blocks.md
+    python benchmarks/result_tables.py   # writes the measured rows into docs/results/blocks.md
 
-In the end a cell is measured once: the bounds `tight`, `j1` and `j2` on five test sets and on the held-out documents of
-each file of the corpus, and samples at several numbers of steps. The bound of every block and the sampled tokens are
-kept in RESULTS/CELL.npz (RESULTS without its .json), so that rows can be compared block by block, and samples judged,
-later and elsewhere. A judge that is missing leaves its column empty; the same command fills it when the judge is there.
+A trained cell is measured once: the bounds `tight`, `j1` and `j2` on five test sets and on the held-out documents of
+each file of the corpus, and samples at several numbers of steps. RESULTS/CELL.npz (RESULTS without .json) keeps the
+bound of every sequence and the sampled tokens, so that rows can be compared and samples judged later. If a judge is
+missing, its column is empty, and the same command with the judge fills it.
 
-The results file has a protocol: corpus, tokenizer, test sets, recipe, steps, how much is measured. A file with another
-one is refused. Rows may come from any number of machines on any number of days; paths of a machine are no part of them,
-the version and the commit of the code are (of older rows the version only). A judgement by `ar` has the hash of its
-weights: another `ar` is another judge.
+The results file records a protocol: corpus, tokenizer, test sets, recipe, steps, and the amounts measured. A file with
+another protocol is refused. Rows may come from several machines; each records the version and commit of the code, but
+no paths. A judgement by `ar` has the hash of its weights, since another `ar` is another judge.
 
-How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
-300 s where every position counts (roulette, uniform), and 291 s with ar. At 1024 tokens training takes 338 to 355 s.
-Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 14 to 28 s in the latest eight rows (ar exactly: 4 s),
-and samples 5 to 33 s (ar at 1024 tokens: 62 s); in the rows before, of earlier kernels or beside another's
-training, up to 276 and 132 s. Starting and compiling takes about 40 s, and overlaps with the cell before.
-
-On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
-
-1. The corpus travels in parts: `split -b 28M wikipedia.txt.xz wikipedia.part.`, and there, part by part in as many
-   visits as it takes, `cat wikipedia.part.* >> /tmp/data/corpus/wikipedia.txt.xz`; likewise books. eval/ and gpt2-bpe/
-   go beside corpus/. Tokens are made once, in --cache.
-2. `PYTHONPATH=src:LIBRARIES python benchmarks/language.py --data /tmp/data --cache /tmp/cedd --out /tmp/runs
-   --workers 16 --budget SECONDS`, with the results file and its folder where they come back from. A cell that would not
-   be done within --budget is not begun; while one is trained, the next is compiled.
-3. Bring back the results file and its folder, and commit both. Models stay there: `ar` must be trained in the same
-   visit as it judges in.
+Duration on an NVIDIA H200: 5,000 steps of 32,768 tokens (164 million) take `small` 262 s with cedd-star on absorb,
+300 s where every position counts (roulette, uniform), 291 s with ar, and 338 to 355 s at 1,024 tokens. Bounds on up to
+4,096 sequences of each of 7 texts, 4 draws, take 14 to 28 s (ar: 4 s), and samples 5 to 33 s (ar at 1,024 tokens:
+62 s). Starting and compiling takes about 40 s and overlaps with the cell before. A cell that would not be finished
+within --budget is not started.
 """
 
 from __future__ import annotations

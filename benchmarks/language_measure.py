@@ -1,4 +1,4 @@
-"""What is measured of a cell: bounds on all texts, samples, and what judges find of the samples."""
+"""What is measured for a cell: bounds on all texts, samples, and the perplexity of the samples under the judges."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python benchmarks/large_model.py --folder /tmp/llada          # 16 GB of disk; a GPU of 80 GB
     python benchmarks/large_model.py --folder /tmp/llada --depth 2 --width 256 --rows 1000 --device cpu
 
-One JSON object: parameters and bytes, and for each step its seconds and the peak of the GPU memory so far. A folder
-that is there already is imported as it is.
+Prints one JSON object: parameters and bytes, and for each step its seconds and the peak GPU memory so far. An existing
+folder is imported without being written again.
 """
 
 from __future__ import annotations

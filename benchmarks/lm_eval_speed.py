@@ -1,10 +1,11 @@
 """How long questions with four answers take: 100 of them, of at most 128 tokens, with the default number of draws.
 
-    python benchmarks/lm_eval_speed.py                      # english-char, the model of the package
+    python benchmarks/lm_eval_speed.py                      # english-char, a packaged model
     python benchmarks/lm_eval_speed.py runs/first --questions 20
 
-The likelihoods are those that lm-evaluation-harness is given (`cedd.evaluation.harness`); the harness itself is not
-needed. One JSON object: seconds, the kind of likelihood, and the mean Monte Carlo standard error of an answer.
+The likelihoods are those of the adapter for lm-evaluation-harness (`cedd.evaluation.harness`); the harness itself is
+not needed. Prints one JSON object: seconds, the kind of likelihood, and the mean Monte Carlo standard error of an
+answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where the time of a call of the network goes while a batch is sampled: the kernels, on random weights.
+"""Where the time of a network call goes while a batch is sampled, by kernel, with random weights.
 
     python benchmarks/profile_sampling.py --sampler first-hitting
 
-Prints the seconds of a batch, the calls of the network, the time of a call's matrix products alone, and the device's
-kernels by the time they take in a call, decisions included. The network is that of `cedd bench sample`.
+Prints the seconds per batch, the number of network calls, the time of a call's matrix products alone, and the GPU
+kernels by their time per call, decisions included. The network is that of `cedd bench sample`.
 """
 
 from __future__ import annotations

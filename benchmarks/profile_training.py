@@ -1,9 +1,9 @@
-"""Where a training step's time goes: host, device, and the kernels, on random tokens.
+"""Where the time of a training step goes: host, device and kernels, on random tokens.
 
     python benchmarks/profile_training.py --shape 512x128
 
-Prints the time of a step on a fixed batch, the time the host takes to enqueue it, the peak memory, and the device's
-kernels by the time they take. It also times the attention backends alone, forward and backward, at that shape.
+Prints the time of a step on a fixed batch, the time that the host takes to enqueue it, the peak memory, and the GPU
+kernels by their time per step. It also times the attention backends alone, forward and backward, at that shape.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Short training trials on one GPU, one change at a time: what makes a network learn most in a given time?
+"""Short training trials on one GPU, one change at a time, to find the settings with the lowest bound in a given time.
 
     python benchmarks/recipe_trials.py plan.json FOLDER
 
-The plan has a base (settings of `cedd train small`, by their names with dots), and entries, each a change of some
-settings with what is expected of it. A trial trains the best settings so far plus one change for as many steps as fit
-`seconds`, at the step time measured just before, and estimates the `tight` bound on held-out blocks, by the averaged
-weights and by the last ones. A change that lowers the bound is kept, and the next one is tried on top of it. While one
-trial trains, the next is compiled, with and without the change that is under way. The plan is read again before each
-trial, so that it can be changed meanwhile; a trial that fails is noted, and the next one begins. From `final_start`
-(seconds since 1970) on, or when no entry is left, the plan's finals are run with the settings that were kept:
+The plan has a base (settings of `cedd train small`, by their names with dots), and entries, each with a change of some
+settings and its expected effect. A trial trains the best settings so far plus one change for `seconds`, with the number
+of steps chosen by the step time measured just before, and estimates the `tight` bound on held-out blocks, for the
+averaged weights and for the last ones. A change that lowers the bound is kept, and the next one is tried on top of it.
+While one trial trains, the next is compiled, both with and without the current change. The plan is read again before
+each trial, so it can be edited meanwhile; a trial that fails is recorded and skipped. From `final_start` (seconds since
+1970) on, or when no entry is left, the plan's finals are run with the kept settings:
 
     {"base": {"settings": {"optimizer.matrices": "muon", "optimizer.rate": 1e-3}, "seconds": 60,
               "data": ["train.bin"], "held_out": "held_out.bin"},
@@ -17,15 +17,16 @@ trial, so that it can be changed meanwhile; a trial that fails is noted, and the
      "finals": [{"name": "long", "seconds": 340, "sequences": 4096, "keep": false}],
      "overhead": 8, "final_start": 1e12}
 
-`first` in a base, an entry or a final trains the same weights by other settings before, for a share of the seconds (a
-list: by several, one after the other): by
-`"first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}` as a causal network, by
-`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant"}, "data": ["more.bin"]}` on other text, by
-`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant", "model.depth": 6}}` as a network of half the
-blocks, of which the deeper one begins with two copies.
+`first` in a base, an entry or a final trains the same weights with other settings for a share of the seconds before (a
+list: with several, one after the other), for example as a causal network, on other text, or with half of the blocks
+(the full network then starts with two copies of each):
 
-Files of tokens are as in a packed set: 16 bits, little-endian. FOLDER receives `trials.jsonl`, a line a trial, and a
-folder a trial with its log and the bound of each block.
+    "first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}
+    "first": {"share": 0.3, "settings": {"optimizer.schedule": "constant"}, "data": ["more.bin"]}
+    "first": {"share": 0.3, "settings": {"optimizer.schedule": "constant", "model.depth": 6}}
+
+Files of tokens are as in a packed set: 16 bits, little-endian. FOLDER receives `trials.jsonl`, with one line per trial,
+and one folder per trial with its log and the bound of each block.
 """
 
 from __future__ import annotations

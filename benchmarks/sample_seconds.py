@@ -1,12 +1,12 @@
-"""How long `cedd sample` takes with its start, in turns with another version of it, and where the seconds go.
+"""How long `cedd sample` takes with its start, alternated with another version, and where the time goes.
 
-    python benchmarks/sample_seconds.py                                       # what is checked out here
+    python benchmarks/sample_seconds.py                                       # the version checked out here
     python benchmarks/sample_seconds.py --other ../before --turns 3 --seeds 1 2
 
-Each run is a process of its own, with the defaults of the model. Of every version: seconds of a whole run, and of one
-that writes two tokens in one step, which is the start; both with their CPU time, and the CPU time that other
-programs had meanwhile (Linux), without which seconds of a shared machine say little. Then a call of the network of
-what is checked out here, in this process: its time, and that of its matrix products alone.
+Each run is a separate process with the defaults of the model. For every version it prints the seconds of a whole run,
+and of one that writes two tokens in one step, which is the start; both with their CPU time and the CPU time of other
+programs meanwhile (Linux), because seconds on a shared machine depend on it. Then it times one call of the network of
+the version checked out here, and its matrix products alone.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Do fewer network calls cost quality? Samplers of one model, judged without any bound and without another network.
+"""Whether fewer network calls cost quality: samplers of one model, judged by an n-gram model.
 
     cedd train char --data python-manual --process absorb --method cedd-star --length 64 --out runs/absorb
     python benchmarks/sampler_quality.py runs/absorb -n 256
 
-The judge is a character n-gram model (Witten and Bell's interpolation) of the corpus the model was trained on. It has
-never seen the model: what a sampler adds to the samples' bits per token is the sampler's error. Beside it stand the
+The judge is a character n-gram model (Witten-Bell interpolation) of the corpus that the model was trained on. It is
+independent of the model, so differences in the samples' bits per token are due to the sampler. The table also has the
 difference from the first sampler, the share of the samples' words that occur in the corpus, the entropy of the samples'
-own 3-grams, which falls when a sampler repeats itself, the network calls per batch, and the judge's opinion of
-held-out text, which is where a perfect model would be. Intervals are 95%, over samples.
+own 3-grams, which is lower when a sampler repeats itself, the network calls per batch, and the bits per token of
+held-out text, which a perfect model would reach. Intervals are 95%, over samples.
 
-How many steps the model in the box needs (a GPU; half a minute):
+How many steps `english-char` needs (on a GPU; half a minute):
 
     mkdir text && for part in books wikipedia; do xzcat corpus/$part.txt.xz | head -c 12000000 > text/$part.txt; done
-    python benchmarks/sampler_quality.py english-char --data text --order 6 -n 512 --device cuda \\
+    python benchmarks/sampler_quality.py english-char --data text --order 6 -n 512 --device cuda \
         --samplers analytic:1024 analytic:256 analytic:128 analytic:64 analytic:32 analytic:16
 """
 

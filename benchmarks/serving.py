@@ -1,16 +1,15 @@
-"""The server under load: one request at a time, many clients at once, and its memory over thousands of requests.
+"""The server under load: single requests, concurrent clients, and its memory over thousands of requests.
 
     python benchmarks/serving.py --page docs/results/speed.md
 
-A server is started as a user would, with english and a network of the preset `tiny` (its weights by chance, which
-does not change what it costs). For each kind of request, some are asked one after the other, for a while; then 200
-clients ask 5 each at once, all of them different. Every answer must be to its own request, and some, evenly spaced, are
-compared with what the library says by itself. A 503 of the queue's limit is asked again. Then small requests are made
-by the thousand, and the memory of the server and its processes is read from the system. On two idle cores all this
-takes about four minutes.
+The server runs with `english` and a network of the preset `tiny` with random weights. For each kind of request, some
+are sent one after the other for a while; then 200 concurrent clients send 5 different requests each. Every answer must
+belong to its request, and an evenly spaced sample is compared with the results of the library. A 503 of the queue's
+limit is retried. Then thousands of small requests are sent, and the memory of the server and its processes is read from
+the system. This takes about four minutes on two idle cores.
 
-The clients take their time from the same cores. So they are connections that write and read plain bytes, which costs a
-tenth of what a library for HTTP takes with 200 of them.
+The clients run on the same cores. They are therefore connections that write and read plain bytes, which costs a tenth
+of the CPU time of an HTTP library with 200 connections.
 """
 
 from __future__ import annotations

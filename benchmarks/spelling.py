@@ -1,16 +1,16 @@
-"""The paper's spelling tables, and ours beside them: train on War and Peace, test on two other novels.
+"""The paper's spelling tables, measured: train on War and Peace, test on two other novels.
 
     python benchmarks/spelling.py --data novels --out runs/spelling --results runs/spelling.json
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 ...
     python benchmarks/spelling.py --table runs/spelling.json --plot curves.png --page docs/results/spelling.md
     python benchmarks/spelling.py --table runs/spelling.json runs/seed1.json runs/seed2.json
 
-A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings
-that go together (RECIPES) and override those of the command line. Each is trained by the package's trainer, without its
+A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for a set of
+settings (RECIPES) that override those of the command line. Each is trained by the package's trainer, without its
 evaluations and with a checkpoint every 30,000 steps only, and tested by the paper's protocol (`cedd spelling --protocol
-paper`) on the two test books every --every steps. How cells are scheduled, resumed and recorded is in cells.py.
-The rate is constant after its warm-up (unless --schedule or a recipe says otherwise), so a run of 50,000 steps passes
-through that of 25,000: its curve has both.
+paper`) on the two test books every --every steps. cells.py schedules, resumes and records them. The learning rate is
+constant after its warm-up (unless --schedule or a recipe changes it), so the curve of a run of 50,000 steps also has
+the result after 25,000.
 """
 
 from __future__ import annotations

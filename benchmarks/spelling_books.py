@@ -1,4 +1,4 @@
-"""The books of the spelling benchmark, a character at a time, as GPT-2's tokens; and the tests on them."""
+"""The books of the spelling benchmark, one character at a time, as GPT-2's tokens; and the tests on them."""
 
 from __future__ import annotations
 

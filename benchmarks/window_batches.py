@@ -1,12 +1,13 @@
-"""What it saves to fill windows of a long text at once that do not depend on each other, and samples of one at once.
+"""What it saves to fill independent windows of a long text in one batch, and to draw its samples in one batch.
 
     OMP_NUM_THREADS=1 python benchmarks/window_batches.py english --data crime_and_punishment.txt
 
 Shapes: L tokens of the page, N tokens that the model reads.
 
-A page has blanks so far from each other that none is in another's window: its windows could be rows of one batch, which
-`cedd infill` fills one after another. Its samples (-n) are rows of one batch already. Both are drawn both ways in turn,
-by the same seeds. Of every way: CPU seconds of each round, their ratio, and whether the texts are the same.
+The blanks of the page are so far apart that none is in the window of another, so the windows could be rows of one
+batch; `cedd infill` fills them one after another. The samples (-n) of a page are rows of one batch already. Both ways
+are alternated with the same seeds. The output has the CPU seconds of every round, their ratio, and whether the
+texts are the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The evaluation protocol on human misspellings, which are inserted into sentences and compared word by word.
 
-A list has lines "written TAB meant". By a fixed hash of what was meant each pair belongs to one part: train (the noise
-model and the weights of decisions come from it), dev (choices are made on it) or test. Words joined and words split in
-two are made from the sentences themselves. Case and punctuation at the edges of words do not count.
+A list has lines "written TAB meant". By a fixed hash of the intended word, each pair belongs to one part: train (for
+the noise model and the weights of decisions), dev (for choices) or test. Joined and split words are made from the
+sentences themselves. Case and punctuation at the edges of words do not count.
 """
 
 from __future__ import annotations
