@@ -676,6 +676,35 @@ def test_a_sarif_log_has_places_and_fixes(project, capfd):
     assert replacement["insertedContent"]["text"] == "receive"
 
 
+def test_files_that_cannot_be_read_are_skipped_and_named(project, capfd, monkeypatch):
+    """The rest of a folder is checked, and the exit code is 2. (The administrator may read all files.)"""
+    closed, access = [project / "docs" / "b.py"], os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() not in closed and access(path, mode))
+    assert main(["correct", "docs", "--check"]) == 2
+    out, err = capfd.readouterr()
+    assert out == CHECKED.splitlines(keepends=True)[0]
+    assert err == "cedd: warning: docs/b.py cannot be read; it is skipped\n"
+    closed[:] = [project / "docs" / "built"]
+    (project / ".gitignore").unlink()
+    assert main(["correct", "docs", "--check"]) == 2
+    assert capfd.readouterr() == (CHECKED, "cedd: warning: docs/built cannot be read; it is skipped\n")
+
+
+def test_names_and_encodings_that_are_unusual(project, capfd):
+    """A name with spaces is a URI in SARIF; bytes that are not UTF-8, a byte order mark and CRLF stay."""
+    file = project / "docs" / "a b%.md"
+    file.write_bytes(b"\xef\xbb\xbfWe recieve caf\xe9s.\r\nWe recieve.\r\n")
+    assert main(["correct", str(file), "--check"]) == 1
+    assert [line.rpartition(".md:")[2] for line in capfd.readouterr().out.splitlines()] == [
+        "1:4: recieve -> receive",
+        "2:4: recieve -> receive",
+    ]
+    assert main(["correct", "docs/a b%.md", "--format", "sarif"]) == 1
+    assert '"uri": "docs/a%20b%25.md"' in capfd.readouterr().out
+    assert main(["correct", str(file), "--in-place"]) == 0
+    assert file.read_bytes() == b"\xef\xbb\xbfWe receive caf\xe9s.\r\nWe receive.\r\n"
+
+
 def test_invalid_settings_are_one_line(project, capsys):
     (project / "pyproject.toml").write_text("[tool.cedd.correct]\nignored = []\n")
     assert main(["correct", "docs", "--check"]) == 2

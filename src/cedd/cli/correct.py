@@ -7,9 +7,10 @@ import difflib
 import errno
 import io
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,8 @@ first result appears soon."""
 BACKUP = ".bak"
 CorrectText = Callable[..., Corrected]
 """(text, names) -> the corrected text; names are words that are correct because the code of the text has them."""
+UNREADABLE = 2
+"""The exit code if files were skipped."""
 LONGEST_LIST = 1 << 24
 """Characters of a file of words to ignore."""
 
@@ -69,6 +72,7 @@ def run(arguments: Correct) -> int:
     name, sources = model_and_sources(arguments, settings)
     if arguments.in_place and any(source.path is None for source in sources):
         raise UserError("--in-place corrects files; give their names")
+    everything, sources = len(sources), readable(sources)
     few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
     correct = corrector(locate(name), arguments, few, settings.ignore_words)
     found, records, annotated = False, list[dict[str, object]](), list[tuple[str, list[Located]]]()
@@ -91,6 +95,8 @@ def run(arguments: Correct) -> int:
     for file, changes in annotated if arguments.format == "github" else ():
         for one in changes:
             write_output(for_terminal(github_annotation(file, one) + "\n"))
+    if len(sources) < everything:
+        return UNREADABLE
     return int(found and (arguments.check or arguments.diff))
 
 
@@ -167,9 +173,20 @@ def is_folder(word: str) -> bool:
 def sources_of(path: Path, settings: CorrectSettings) -> Iterator[TextSource]:
     """A file, or the text files of a folder."""
     if is_folder(str(path)):
-        yield from (file_source(file) for file in text_files(path.expanduser(), settings))
+        yield from (TextSource(str(file), path=file) for file in text_files(path.expanduser(), settings))
     else:
         yield file_source(path)
+
+
+def readable(sources: Sequence[TextSource]) -> Sequence[TextSource]:
+    """The texts that can be read; of several files, the others are named on standard error."""
+    found = [source for source in sources if source.path is None or os.access(source.path, os.R_OK)]
+    if not found:
+        return sources
+    for source in sources:
+        if source not in found:
+            print(f"cedd: warning: {printable(source.name)} cannot be read; it is skipped", file=sys.stderr)
+    return found
 
 
 def corrector(folder: Path, arguments: Correct, few: bool, right: Collection[str] = ()) -> CorrectText:

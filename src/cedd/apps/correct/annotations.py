@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from cedd.spelling.changes import Change, Corrected
 from cedd.storage import JSONObject
@@ -24,12 +25,13 @@ class Located:
 
 
 def located(corrected: Corrected, changes: Iterable[Change]) -> Iterator[Located]:
-    """The changes of a correction with their lines and columns, in order."""
+    """The changes of a correction with their lines and columns, in order. A byte order mark is no column."""
     text, line, at = corrected.original, 1, 0
+    mark = text.startswith("\ufeff")
     for change in sorted(changes, key=lambda change: change.position):
         line += text.count("\n", at, change.position)
         at = change.position
-        yield Located(change, line, at - text.rfind("\n", 0, at))
+        yield Located(change, line, at - text.rfind("\n", 0, at) - (mark and line == 1))
 
 
 def message(change: Change) -> str:
@@ -69,7 +71,7 @@ def _result(file: str, one: Located) -> JSONObject:
     if end_line > one.line:
         end_column = len(change.before) - change.before.rfind("\n")
     region = {"startLine": one.line, "startColumn": one.column, "endLine": end_line, "endColumn": end_column}
-    artifact = {"uri": Path(file).as_posix()}
+    artifact = {"uri": quote(Path(file).as_posix(), errors="surrogateescape")}
     replacement = {"deletedRegion": region, "insertedContent": {"text": change.after}}
     return {
         "ruleId": RULE,

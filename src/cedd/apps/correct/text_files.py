@@ -141,7 +141,8 @@ def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
 def text_files(folder: Path, settings: CorrectSettings | None = None) -> Iterator[Path]:
     """The text files below a folder, sorted.
 
-    Hidden files, links, files that .gitignore excludes and files that are not text by their names are left out.
+    Hidden files, links, files that .gitignore excludes and files that are not text by their names are left out. A
+    folder that cannot be read is yielded like a file.
     """
     settings = settings or CorrectSettings()
     root = folder.resolve()
@@ -162,6 +163,9 @@ def _gitignore(folder: Path) -> list[Patterns]:
 
 
 def _below(folder: Path, ignored: Sequence[Patterns], exclude: Patterns, include: Patterns) -> Iterator[Path]:
+    if not os.access(folder, os.R_OK | os.X_OK):
+        yield folder
+        return
     ignored = [*ignored, *_gitignore(folder)]
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
