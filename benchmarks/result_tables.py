@@ -123,11 +123,10 @@ def sampler_tables() -> dict[str, str]:
     }
 
 
-def percent(share: Mapping[str, float], *, ends: bool = True) -> str:
+def percent(share: Mapping[str, float], digits: int = 1, *, ends: bool = True) -> str:
     """A share in percent, with its interval."""
-    if not ends:
-        return f"{100 * share['share']:.1f}"
-    return f"{100 * share['share']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+    value, low, high = (f"{100 * share[name]:.{digits}f}" for name in ("share", "low", "high"))
+    return f"{value} [{low}, {high}]" if ends else value
 
 
 def correctors(file: str, kinds: Sequence[str] = KINDS) -> str:
@@ -138,7 +137,7 @@ def correctors(file: str, kinds: Sequence[str] = KINDS) -> str:
     for tool, found in tools.items():
         groups = found["groups"]
         shares = [percent(groups[kind]["fixed"], ends=False) if kind in groups else "" for kind in kinds]
-        changed = f"{100 * groups['clean']['broken']['share']:.2f}"
+        changed = percent(groups["clean"]["broken"], 2)
         cells = [percent(groups["real"]["fixed"]), percent(groups["real"]["altered"]), changed, *shares]
         lines.append(f"| {tool} | {' | '.join(cells)} | {found['characters_per_cpu_s']:,} |")
     return "\n".join(lines)
@@ -155,8 +154,8 @@ def correction_sets() -> str:
     for title, file in files.items():
         groups = json.loads((RESULTS / file).read_text("utf-8"))["tools"]["cedd correct"]["groups"]
         real, clean = groups["real"], groups["clean"]["broken"]
-        cells = [f"{real['fixed']['total']:,}", percent(real["fixed"]), percent(real["altered"])]
-        lines.append(f"| {title} | {' | '.join(cells)} | {100 * clean['share']:.2f} |")
+        cells = [f"{real['fixed']['total']:,}", percent(real["fixed"]), percent(real["altered"]), percent(clean, 2)]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
