@@ -585,12 +585,22 @@ class Recording:
     records, recorded_in = graphs.GraphedNetwork.records, graphs.GraphedNetwork.recorded_in
 
     def __init__(self, model: Transformer) -> None:
-        self.features, self.head, self.captured = model.features, model.head, 0
+        self._model, self.head, self.captured = model, model.head, 0
         self._recorder, self._records, self._used = Recorder(self._capture), True, set[Any]()
+        self._made = list[Tensor]()
+
+    def features(self, *given: Any, **options: Any) -> Tensor:
+        """Those of the model. Recordings share memory on a GPU, so what another one returned is overwritten."""
+        given = tuple(value.clone() for value in given)
+        for value in self._made:
+            value.fill_(-7)
+        return self._model.features(*given, **options)
 
     def _capture(self, *what: Any) -> Any:
         self.captured += 1
-        return rerun(*what)
+        made = rerun(*what)
+        self._made += made.outputs
+        return made
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,7 @@ class SamplingRun:
         return None if self.joint is None else self.joint.whole_draw(self.sharpening, self.device)
 
     def revealed(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
-        """x [B, L] after `reveal`, which is recorded together with the head if possible; the next call may overwrite
-        it."""
+        """x [B, L] after `reveal`, which is recorded together with the head if possible."""
         host, draw = places.host, self._whole_draw
         if draw is not None and host is not None:
             sigma = sigma.expand(len(x))
@@ -222,7 +221,7 @@ class SamplingRun:
             if found := self.network.recorded(x, sigma, masks, draw, draw.given(host, self.length)):
                 x, finite = found
                 self.network.check.add(finite.clone(), draw.error)
-                return x if self.callback is None else x.clone()
+                return x.clone()  # recordings share memory: the network's next call may overwrite it
         return put_at(x, places.rows, self.reveal(x, sigma, places, v))
 
     def reveal_with_confidence(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
