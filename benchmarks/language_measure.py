@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zipfile import BadZipFile
 
@@ -29,7 +30,7 @@ from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
 from cedd.evaluation.generative import HubJudge, Judge, ModelJudge, Samples, generative_perplexity, token_entropy
 from cedd.evaluation.options import EvaluationOptions
-from cedd.evaluation.perplexity import choose_sequences, measure
+from cedd.evaluation.perplexity import ModelEvaluation, choose_sequences, measure
 from cedd.methods import Method, method_from_config
 from cedd.models.backbone import Backbone
 from cedd.models.description import read_description
@@ -66,12 +67,19 @@ class LanguageHooks(CellHooks):
         data = held_out | texts.test_sets(length)
         self.texts = {name: choose_sequences(one, most, texts.tokenizer) for name, one in data.items()}
 
-    def measured(self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, **options: Any) -> Any:
+    def measured(
+        self,
+        trainer: Trainer,
+        model: Backbone,
+        blocks: torch.Tensor,
+        protocol: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> ModelEvaluation:
         """The bounds on blocks, for these very blocks."""
         folder = self.folder(trainer, model)
         with torch.no_grad(), trainer.train_step.precision.autocast():
             usual = {"batch": max(1, BATCH // trainer.config.length), "fixed_set": True}
-            return measure(folder, blocks, {}, EvaluationOptions(**(usual | options))).bounds
+            return measure(folder, blocks, protocol, EvaluationOptions(**(usual | options)))
 
     def folder(self, trainer: Trainer, model: Backbone) -> ModelFolder:
         return ModelFolder(model, trainer.process, self.method(trainer), trainer.data.tokenizer, trainer.config.length)
@@ -86,7 +94,7 @@ class LanguageHooks(CellHooks):
         for name in self.held_out:
             blocks, _ = self.texts[name]
             some = blocks[:: max(1, len(blocks) // self.arguments.point_blocks)]
-            found[name] = bound_record(self.measured(trainer, model, some, draws=2)["tight"])
+            found[name] = bound_record(self.measured(trainer, model, some, draws=2).main)
         return {"held_out": found}
 
     def cost(self, figures: Mapping[str, Any]) -> float:
@@ -100,17 +108,17 @@ class LanguageHooks(CellHooks):
         ways = CORRECTORS.get(trainer.method.name, {"": None})
         rows: dict[str, Any] = {way: {"texts": {}, "samples": {}} for way in ways}
         for way, corrector in ways.items():
-            for name, (blocks, _) in self.texts.items():
-                options = {"draws": self.arguments.draws} | ({} if corrector is None else {"corrector": corrector})
-                bounds = self.measured(trainer, model, blocks, bound="all", **options)
+            for name, (blocks, protocol) in self.texts.items():
+                drawn: dict[str, Any] = {"draws": self.arguments.draws, "corrector": corrector}
+                bounds = self.measured(trainer, model, blocks, bound="all", **drawn).bounds
                 rows[way]["texts"][name] = {kind: bound_record(estimate) for kind, estimate in bounds.items()}
                 arrays[key("bounds", way, name)] = bounds["tight"].per_sequence.numpy().astype(np.float32)
                 if way == "" and self.weighs_orders(trainer, name):
-                    weighted, values = self.weighted(trainer, model, blocks, bounds["tight"])
+                    weighted, values = self.weighted(trainer, model, blocks, protocol, bounds["tight"])
                     rows[way]["texts"][name]["importance"] = weighted
                     arrays[key("importance", way, name)] = values
                 if self.is_exact(trainer):
-                    exact = self.measured(trainer, model, blocks, bound="exact", batch=None)["exact"]
+                    exact = self.measured(trainer, model, blocks, bound="exact", batch=None).main
                     rows[way]["texts"][name]["exact"] = bound_record(exact)
                     arrays[key("exact", way, name)] = exact.per_sequence.numpy().astype(np.float32)
         bounded = time.perf_counter()
@@ -173,16 +181,23 @@ class LanguageHooks(CellHooks):
         return asked and not trainer.process.can_shuffle
 
     def weighted(
-        self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, tight: BoundEstimate
+        self,
+        trainer: Trainer,
+        model: Backbone,
+        blocks: torch.Tensor,
+        protocol: Mapping[str, Any],
+        tight: BoundEstimate,
     ) -> tuple[dict[str, Any], NDArray[Any]]:
         """The importance-weighted bound on some of the blocks (of ar, the exact likelihood), and what it is less than
         `tight` on the same ones; its values."""
         began, which = time.perf_counter(), evenly_spaced(len(blocks), self.arguments.order_blocks)
-        options = {"bound": "importance", "orders": self.arguments.orders, "batch": None}
-        found = self.measured(trainer, model, blocks[which], **options)["importance"]
+        options: dict[str, Any] = {"bound": "importance", "orders": self.arguments.orders, "batch": None}
+        evaluation = self.measured(trainer, model, blocks[which], protocol, **options)
+        found = evaluation.main
         less, error = mean_and_stderr(found.per_sequence - tight.per_sequence[which])
         record = bound_record(found) | {
             "orders": self.arguments.orders,
+            "protocol_sha256": evaluation.protocol["protocol_sha256"],
             "tight_of_blocks": float(tight.per_sequence[which].mean()),
             "less_tight": less,
             "less_tight_stderr": error,

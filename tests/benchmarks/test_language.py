@@ -14,6 +14,7 @@ import pytest
 
 import cedd
 from cedd.data.packing import evenly_spaced
+from cedd.storage import json_sha256
 from cedd.training.config import from_json
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 
@@ -138,6 +139,10 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
         assert weighted["nats_per_token"] == pytest.approx(float(values.mean()), rel=1e-6)
         assert weighted["less_tight"] == pytest.approx(float((values - same).mean()), rel=1e-3)
     assert (weighted["blocks"], weighted["orders"], list(weighted["by_orders"])) == (3, 2, ["1", "2"])
+    texts = benchmark.Texts(arguments)
+    _, protocol = benchmark.choose_sequences(texts.held_out(16)["books"], 4, texts.tokenizer)
+    covered = {"data": protocol["protocol_sha256"], "sequences": 3, "bound": "importance", "orders": 2}
+    assert weighted["protocol_sha256"] == json_sha256(covered)
     exact = saved["cells"]["ar"]["final"]["rows"][""]["texts"]["books"]["importance"]
     assert exact["less_tight"] == pytest.approx(0.0, abs=1e-6)
     ways = saved["cells"]["dfm/kappa-t2"]["final"]["rows"]
