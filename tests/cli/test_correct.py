@@ -248,7 +248,7 @@ def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, cap
         (["correct", "teh", "--reach", "-1"], "reach"),
         (
             ["correct", "teh", "--max-surprise", "nan"],
-            "max_surprise must be at least 0 (nats per letter) (got nan",
+            "--max-surprise must be at least 0 (nats per letter) (got nan",
         ),
         (["correct", "teh", "--steps", "2", "--temperature", "nan"], "temperature must be"),
         (["sample", "a", "b"], "b"),

@@ -93,7 +93,7 @@ def test_every_preset_has_a_help_with_an_example(name: str):
         ("train char", METHODS),
         ("train char", PROCESSES),
         ("train char", SCHEDULES),
-        ("train char", ARCHITECTURES),
+        ("train char", tuple(ARCHITECTURES)),
     ],
 )
 def test_a_help_names_the_rows_of_a_table(words: str, table: Iterable[str]):

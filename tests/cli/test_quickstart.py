@@ -213,7 +213,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
 @pytest.mark.parametrize("steps", ["0", "-3"])
 def test_a_number_of_steps_that_is_none_is_one_line(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["quickstart", "--steps", steps, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"cedd: error: steps must be at least 1 (got {steps})"]
+    assert capsys.readouterr().err.splitlines() == [f"cedd: error: --steps must be at least 1 (got {steps})"]
     assert not (tmp_path / "run").exists()
 
 

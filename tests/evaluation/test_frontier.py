@@ -281,7 +281,7 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
         ("--samplers eulr", "did you mean 'euler'?"),
         ("--steps 4", "use --step-counts instead of --steps"),
         ("--top-ps 1 0.9", "sweep temperatures or top-p, not both"),
-        ("--temperatures -1", "temperature must be a number >= 0"),
+        ("--temperatures -1", "temperature must be finite and at least 0"),
         ("--step-counts 0", "steps must be at least 1"),
         ("--length 99", "the model reads 1 to 32 tokens"),
         ("--seed 5", "has cells of another seed"),

@@ -139,14 +139,31 @@ def _run(words: list[str], *, alone: bool) -> int:
     if name not in COMMANDS:
         raise UserError(f"invalid choice: {name!r}{suggestion(name, COMMANDS)}")
     _prepare()
-    with _exit_on_interrupt(name), _without_garbage_collection() if alone else nullcontext():
-        arguments = importlib.import_module("cedd.cli.arguments").parse(name, rest)
-        seed = getattr(arguments, "seed", None)
-        if seed is not None and not 0 <= seed < 2**63:  # the range that every random number generator accepts
-            raise UserError(f"--seed must be between 0 and 2^63 - 1 (got {seed})")
-        _import_architecture(rest)
-        module = importlib.import_module(f"cedd.cli.{name}")
-    return int(module.run(arguments) or 0)
+    try:
+        with _exit_on_interrupt(name), _without_garbage_collection() if alone else nullcontext():
+            arguments = importlib.import_module("cedd.cli.arguments").parse(name, rest)
+            seed = getattr(arguments, "seed", None)
+            if seed is not None and not 0 <= seed < 2**63:  # the range that every random number generator accepts
+                raise UserError(f"--seed must be between 0 and 2^63 - 1 (got {seed})")
+            _import_architecture(rest)
+            module = importlib.import_module(f"cedd.cli.{name}")
+        return int(module.run(arguments) or 0)
+    except ValueError as error:
+        if (message := _naming_the_option(str(error), name)) is None:
+            raise
+        raise UserError(message) from error
+
+
+def _naming_the_option(message: str, command: str) -> str | None:
+    """An error about an argument in Python, as one about the option: "--top-p must ..." for "top_p must ..."."""
+    from cedd.cli.arguments import ARGUMENTS
+    from cedd.cli.parser import options_of
+
+    argument, _, rest = message.partition(" ")
+    option = f"--{argument.replace('_', '-')}"
+    if not rest.startswith(("must ", "needs ")) or option not in {one.name for one in options_of(ARGUMENTS[command])}:
+        return None
+    return f"{option} {rest}"
 
 
 def _import_architecture(words: Sequence[str]) -> None:

@@ -136,8 +136,9 @@ def read_results(files: tuple[Path, ...]) -> JSONObject:
     """Results by file name."""
     found: JSONObject = {}
     for file in files:
-        with reading(f"{file}, which should be what a command printed with --json,"):
-            found[file.stem] = digest(read_json(file))
+        record = read_json(file)
+        with reading(file):
+            found[file.stem] = digest(record)
     return found
 
 

@@ -154,16 +154,16 @@ def _is_jsonl(path: Path) -> bool:
 def _check_file(path: Path) -> None:
     """Refuse an empty, binary or damaged file before work is done on it, and a pipe, which can be read only once."""
     if not path.is_file():
-        raise ValueError(f"{path} is not a regular file, and data are read more than once: write them to a file first")
+        raise ValueError(f"{path} is not a regular file, and data are read more than once: save them to a file first")
     try:
         with _open_bytes(path) as file:
             head = file.read(_HEAD_BYTES)
     except UNREADABLE as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not head:
-        raise ValueError(f"{path} is empty: give a file with text in it")
+        raise ValueError(f"{path} is empty: use a file with text in it")
     if b"\0" in head:
-        raise ValueError(f"{path} is a binary file (it has zero bytes): give UTF-8 text, jsonl, or .xz/.gz of those")
+        raise ValueError(f"{path} is a binary file (it contains null bytes): use UTF-8 text, .jsonl, .xz or .gz")
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -192,8 +192,8 @@ def _jsonl_rows(path: Path, stream: TextIO, field: str, label_field: str | None 
         if not isinstance(text, str):
             kinds = {name: type(value).__name__ for name, value in row.items()} if isinstance(row, dict) else {}
             named = (repr(name) if kind == "str" else f"{name!r} of type {kind}" for name, kind in kinds.items())
-            fields = ", ".join(named) or type(row).__name__
-            raise ValueError(f"{path}, line {number} has no text field {field!r} (it has {fields})")
+            found = f"it has {', '.join(named)}" if kinds else f"it is of type {type(row).__name__}"
+            raise ValueError(f"{path}, line {number} has no text field {field!r} ({found})")
         label = "" if label_field is None else row.get(label_field)
         if isinstance(label, bool) or not isinstance(label, str | int):
             found = f"{label_field!r} is {json.dumps(label)[:40]}" if label_field in row else f"it has {', '.join(row)}"

@@ -58,7 +58,7 @@ def stored_form(folder: Path, config: JSONMapping) -> str:
         found = fingerprint(config)
     if recorded is not None and found not in str(recorded).split():
         raise ValueError(
-            f"{folder / CONFIG_FILE} does not describe the model in {WEIGHTS_FILE}: it was edited, or is another "
-            "model's; restore it, or write the model again (cedd export; for a run, resume cedd train)"
+            f"{folder / CONFIG_FILE} does not describe the model in {WEIGHTS_FILE}: it was edited, or belongs to "
+            "another model; restore it, or write the model again (cedd export; for a run, resume cedd train)"
         )
     return str(metadata.get("form", config.get("weights", "float32")))

@@ -208,7 +208,7 @@ def load_folder(
         kind = get_architecture(config["architecture"], architecture)
         least = kind.least_parameters(network) if issubclass(kind, Backbone) else 0
         if least > (stored := weights.stat().st_size):  # a weight takes at least a byte
-            raise ValueError(f"the weights are {stored:,} bytes, too few for the network that is described")
+            raise ValueError(f"the network has at least {least:,} parameters, but the weights only {stored:,} bytes")
         _check_vocabulary(network["vocab_size"], process, tokenizer)
     form = stored_form(folder, config)  # before anything is allocated
     with reading(folder / CONFIG_FILE):

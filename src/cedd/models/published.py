@@ -282,7 +282,9 @@ class Checkpoint:
         names = list(files)
         found = [name for name in names if name == _EMBEDDING or name.endswith(f".{_EMBEDDING}")]
         if len(found) != 1:
-            raise ValueError(f"{source} is not one of these networks: it has {len(found)} tensors {_EMBEDDING}")
+            raise ValueError(
+                f"{source} is not an SEDD, MDLM, DUO, UDLM or GIDD network: it has {len(found)} tensors {_EMBEDDING}"
+            )
         prefix = found[0].removesuffix(_EMBEDDING)
         self.names = {name.removeprefix(prefix): name for name in names}
         self.unread = {name for name in self.names if not _DROPPED.fullmatch(name)}

@@ -248,6 +248,6 @@ def check_steps(steps: int) -> None:
 def check_sharpening(temperature: float | None, top_p: float | None) -> None:
     """Refuse a temperature below 0 and a top-p outside of (0, 1]."""
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature must be a number >= 0 (1 leaves the model as it is) (got {temperature})")
+        raise ValueError(f"temperature must be finite and at least 0 (got {temperature})")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1] (1 leaves the model as it is) (got {top_p})")
+        raise ValueError(f"top_p must lie in (0, 1] (got {top_p})")

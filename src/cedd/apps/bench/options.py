@@ -56,13 +56,13 @@ def peak_gibibytes(device: torch.device) -> float | None:
 
 
 def read_shape(text: str) -> tuple[int, int]:
-    """Sequences and positions, as in 32x128."""
+    """The sequences and tokens of a shape such as 32x128."""
     try:
         batch, length = (int(part) for part in text.lower().split("x"))
     except ValueError:
-        raise ValueError(f"a shape is SEQUENCESxPOSITIONS, such as 32x128 (got {text!r})") from None
+        raise ValueError(f"--shapes must be SEQUENCESxTOKENS, such as 32x128 (got {text!r})") from None
     if batch < 1 or length < 1:
-        raise ValueError(f"a shape needs at least one sequence and one position (got {text!r})")
+        raise ValueError(f"--shapes must have at least one sequence and one token (got {text!r})")
     if batch * length > MOST_POSITIONS:
-        raise ValueError(f"a shape has at most {MOST_POSITIONS:,} positions; {text} has {batch * length:,}")
+        raise ValueError(f"--shapes must have at most {MOST_POSITIONS:,} tokens (got {text}: {batch * length:,})")
     return batch, length
