@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from cedd.apps.correct import candidates, channel, decisions
 from cedd.apps.correct import reader as reader_module
 from cedd.apps.correct.candidates import (
-    INFLECTED,
+    ENDINGS,
     Neighbours,
     RoughCosts,
-    ended_alike,
-    heard_alike,
+    homophones,
+    inflections,
     ones,
     rough_log_channel,
     same_without_a_letter,
@@ -335,10 +335,10 @@ def test_homophones_and_words_with_another_ending_are_confused(words):
         frozenset(pair)
         for pair in pairs
         for one, other in (pair, pair[::-1])
-        if any(words[one] + ending == words[other] for ending in INFLECTED)
+        if any(words[one] + ending == words[other] for ending in ENDINGS)
     }
-    assert set(heard_alike(words)) == heard
-    assert {frozenset(pair) for pair in ended_alike(words)} == ended
+    assert set(homophones(words)) == heard
+    assert {frozenset(pair) for pair in inflections(words)} == ended
 
 
 def test_sounds_of_many_words_equal_those_of_single_words(lexicon):
@@ -465,7 +465,7 @@ def nothing_said(words):
 
 def test_the_similar_words_that_fit_the_context_are_scored(lexicon, monkeypatch):
     """In "the cat sat on the m?t", the context decides which of mat, cat and sat is scored."""
-    monkeypatch.setattr(candidates, "JUDGED", 1)
+    monkeypatch.setattr(candidates, "SCORED", 1)
     tokens = tokens_of("the cat sat on the aat. the aat sat on the mat.")
     page, reader = TokenizedText("", tokens), Reader(lexicon)
     places = [place for place, token in enumerate(tokens) if token.text == "aat"]
@@ -718,7 +718,7 @@ def test_silent_letters_do_not_change_the_sound():
 
 def test_caches_are_bounded(lexicon, monkeypatch):
     """After 30 unknown words, 80 more take no additional memory."""
-    monkeypatch.setattr(candidates, "NEAR_KEPT", 4)
+    monkeypatch.setattr(candidates, "CACHED_STRINGS", 4)
     monkeypatch.setattr(channel, "WRITTEN_KEPT", 4)
     fresh = replace(lexicon, channel=Channel(lexicon.channel.edits))  # which has kept nothing yet
     reader, drawn, used = Reader(fresh), np.random.default_rng(0), list[int]()

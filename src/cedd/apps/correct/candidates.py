@@ -28,7 +28,7 @@ from cedd.apps.correct.words import LONGEST
 
 FAR = ((1, None, 0), (2, 60_000, 0), (3, 6_000, 4), (3, 20_000, 5), (4, 6_000, 6), (4, 12_000, 8), (5, 6_000, 9))
 """(maximum edits, number of most frequent words searched, minimum length)."""
-NEAR, JUDGED, LIKELY = 48, 16, 8.0
+NEAR, SCORED, LIKELY = 48, 16, 8.0
 """Number of similar words that are found; number of these that the noise model scores; by how much their rank may be
 below the best, in nats."""
 A_COUNT, IN_CONTEXT = 0.6, {"count": 0.4, "context": 0.5}
@@ -36,11 +36,11 @@ A_COUNT, IN_CONTEXT = 0.6, {"count": 0.4, "context": 0.5}
 and together with log p of the word sequence."""
 CONFUSED = 30_000
 """Real-word errors are searched among this many most frequent words."""
-HEARD, INFLECTED = 12_000, ("ed", "d", "ing", "ly", "es", "'s")
+HOMOPHONE_WORDS, ENDINGS = 12_000, ("ed", "d", "ing", "ly", "es", "'s")
 """Homophones are searched among this many; endings that are easily dropped or added."""
 SLACK = 1.0
 """By how much log p of the noise model may be below the rough log p."""
-NEAR_KEPT = 512
+CACHED_STRINGS = 512
 """Number of strings whose similar words are cached."""
 REMEMBERED = -6.0
 """Minimum of log p(written | meant) for a misspelling of the training lists."""
@@ -64,8 +64,8 @@ class Neighbours:
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
-        self.near = lru_cache(maxsize=NEAR_KEPT)(self._near)
-        self.scored = lru_cache(maxsize=JUDGED * NEAR_KEPT)(self.log_channel)
+        self.near = lru_cache(maxsize=CACHED_STRINGS)(self._near)
+        self.scored = lru_cache(maxsize=SCORED * CACHED_STRINGS)(self.log_channel)
 
     @cached_property
     def letters(self) -> NDArray[np.uint8]:
@@ -95,7 +95,7 @@ class Neighbours:
         return RoughCosts.of(self.lexicon.channel)
 
     def log_channel(self, written: str, meant: str, least: float = -math.inf) -> float:
-        """log p(written | meant), or about `least` where it is less; pairs of the training lists have at least
+        """log p(written | meant), or about `least` if it is less; pairs of the training lists have at least
         REMEMBERED."""
         value = self.lexicon.channel.log_probability(written, meant, least)
         return max(value, REMEMBERED) if meant in self.lexicon.memory.get(written, ()) else value
@@ -123,7 +123,7 @@ class Neighbours:
         """The words that were most probably meant; `context` returns log p of the text with each word."""
         numbers, rough = self.near(written)
         rank = rough + IN_CONTEXT["count"] * self.lexicon.log_counts[numbers] + IN_CONTEXT["context"] * context(numbers)
-        best = np.sort(np.argsort(-rank, kind="stable")[:JUDGED])
+        best = np.sort(np.argsort(-rank, kind="stable")[:SCORED])
         best = best[rank[best] >= rank.max(initial=-math.inf) - LIKELY]
         least = dict.fromkeys(self.lexicon.memory.get(written, ()), REMEMBERED)
         least |= {self.lexicon.words[numbers[i]]: float(rough[i]) - SLACK for i in best}
@@ -161,7 +161,7 @@ class Neighbours:
             for meant in all_meant
             if index.get(written, size) < size and index.get(meant, size) < size
         ]
-        both = chain(ended_alike(self.lexicon.words[:size]), heard_alike(self.lexicon.words[:HEARD]))
+        both = chain(inflections(self.lexicon.words[:size]), homophones(self.lexicon.words[:HOMOPHONE_WORDS]))
         alike = np.fromiter(chain.from_iterable(both), np.int64).reshape(-1, 2)
         alike = size * alike + alike[:, ::-1]
         pairs = np.unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
@@ -192,21 +192,21 @@ def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:
     return np.unpackbits(numbers.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.uint8)
 
 
-def ended_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+def inflections(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Pairs of words, by number, that differ by an ending."""
     index = {word: number for number, word in enumerate(words)}
     for word, number in index.items():
-        if word.endswith(INFLECTED):
-            for ending in INFLECTED:
+        if word.endswith(ENDINGS):
+            for ending in ENDINGS:
                 if word.endswith(ending) and (other := index.get(word.removesuffix(ending))) is not None:
                     yield other, number
 
 
-def heard_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+def homophones(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Pairs of words, by number, that sound the same."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for number, heard in enumerate(sounds(words)):
-        groups[heard].append(number)
+    for number, sound in enumerate(sounds(words)):
+        groups[sound].append(number)
     return (pair for group in groups.values() for pair in combinations(group, 2))
 
 

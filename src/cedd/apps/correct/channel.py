@@ -25,13 +25,14 @@ BAND = 4
 """Maximum offset between the two strings in an alignment."""
 WRITTEN_KEPT = 256
 """Number of strings that are cached with their matches."""
-SWAPPED, DROPPED, DOUBLED, ADDED, REPLACED, VOWEL, KEY_BESIDE = "~s", "~d", "~2", "~a", "~r", "~v", "~k"
-ALTERNATIVES = {SWAPPED: 1, DROPPED: 1, DOUBLED: 1, ADDED: 26, REPLACED: 25, VOWEL: 5, KEY_BESIDE: 4, KEY_BESIDE * 2: 4}
-"""Classes of edits, and about how many one-letter edits each has. KEY_BESIDE: a key adjacent to the previous one was
-added; doubled, a key adjacent to the right one was hit."""
+SWAPPED, DROPPED, DOUBLED, ADDED, REPLACED, VOWEL, ADJACENT_KEY = "~s", "~d", "~2", "~a", "~r", "~v", "~k"
+WRONG_KEY = "~k~k"
+ALTERNATIVES = {SWAPPED: 1, DROPPED: 1, DOUBLED: 1, ADDED: 26, REPLACED: 25, VOWEL: 5, ADJACENT_KEY: 4, WRONG_KEY: 4}
+"""Classes of edits, and about how many one-letter edits each has. ADJACENT_KEY: a key adjacent to the previous one was
+added; WRONG_KEY: a key adjacent to the right one was hit."""
 VOWELS = "aeiouy"
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-_BESIDE = {
+_ADJACENT = {
     key: "".join(
         other
         for near, line in enumerate(_ROWS)
@@ -97,15 +98,15 @@ def class_of(part: str, string: str, before: str, after: str) -> str:
     if not string:
         return DROPPED
     if not part:
-        return DOUBLED if string in (before, after) else KEY_BESIDE if beside(before, string) else ADDED
-    if beside(part, string):
-        return KEY_BESIDE + KEY_BESIDE
+        return DOUBLED if string in (before, after) else ADJACENT_KEY if adjacent(before, string) else ADDED
+    if adjacent(part, string):
+        return WRONG_KEY
     return VOWEL if part in VOWELS and string in VOWELS else REPLACED
 
 
-def beside(a: str, b: str) -> bool:
+def adjacent(a: str, b: str) -> bool:
     """Whether two keys are neighbours on a keyboard (QWERTY)."""
-    return b in _BESIDE.get(a, "")
+    return b in _ADJACENT.get(a, "")
 
 
 def learn_edits(pairs: Iterable[tuple[str, str, float]], least: float = 2.0) -> dict[tuple[str, str], float]:

@@ -1,4 +1,4 @@
-"""Which words of a text are changed: by the lexicon, and by a network where that is undecided.
+"""Decides which words of a text are changed, with the lexicon and, if that is undecided, a network.
 
 The network scores the text with each of the most probable options (`likelihood`). Its log-likelihood and the number of
 tokens are two more features, with weights of their own.
@@ -74,7 +74,7 @@ def decide(
 
 
 def is_undecided(p: Floats) -> bool:
-    """Whether the network is worth its time."""
+    """Whether the network scores the options."""
     ratio = keep_ratio(p)
     return ratio < UNDECIDED[1] and (ratio > UNDECIDED[0] or best_share(p) < CLEAR)
 
@@ -176,7 +176,7 @@ def least_certain(scored: Sequence[ScoredSuspect], most: int) -> list[int]:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The decisions
+# Decisions
 
 
 def accepted(scored: Sequence[ScoredSuspect], threshold: float) -> list[int]:

@@ -34,14 +34,14 @@ def correct_words(
 
     Args:
         loaded: a model with a lexicon, or whose config.json names the packaged model that has one.
-        text: what to correct.
+        text: the text.
         threshold: a word is replaced if p_keep / (p_keep + p_best) is below this.
         ignored_words: words that are never changed.
         seed: not used: the result is deterministic.
-        watch: called with how much the network has read.
+        watch: called with the share of the candidates that the network has read since the last call.
         reader: finds the suspicious words; by default the one with the model's lexicon.
         scores: scores candidates; by default with the model's network.
-        others: options of other engines, which are refused.
+        others: options of other engines; they are errors.
     """
     del seed
     check_options("words", others, WORD_OPTIONS, LETTER_OPTIONS)

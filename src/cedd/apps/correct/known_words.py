@@ -1,4 +1,4 @@
-"""Words that are right although the lexicon has them rarely or not at all: technical, recent and rare ones.
+"""Correct words that are rare or missing in the lexicon: technical, recent and rare ones.
 
 The file is gzipped text. A line `# KIND` begins the words of a kind, one per line in lower case.
 """
@@ -14,8 +14,8 @@ from cedd.models.locate import KNOWN_WORDS_FILE as KNOWN_WORDS_FILE
 from cedd.storage import atomic_write
 
 DICTIONARY, LARGE, TECHNICAL = KINDS = "dictionary", "large dictionary", "technical"
-"""In dictionaries of usual size; in large ones, whose rare words are misspellings of common ones too; in technical and
-recent texts."""
+"""Sources of the words: dictionaries of usual size; large ones, some of whose words are also misspellings of common
+words; technical and recent texts."""
 
 
 def save_known_words(path: Path, words: Mapping[str, Iterable[str]]) -> None:

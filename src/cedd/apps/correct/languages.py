@@ -1,4 +1,4 @@
-"""Words that are evidence of another language: the most frequent words of thirty languages that are rare in English."""
+"""Evidence of other languages: frequent words of thirty languages that are rare in English."""
 
 _FREQUENT = """
 Afrikaans: nie het vir dit hulle ek wat wees sal haar hom deur ook kan baie jy sy van en

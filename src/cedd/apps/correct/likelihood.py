@@ -105,9 +105,9 @@ def likelihoods(
     Args:
         loaded: the model.
         t: the time at which a model of a process that shuffles reads the text.
-        watch: called with how much of the candidates has been read.
-        network: what a masked model reads with; by default its network in NumPy.
-        known: scores of a masked model that were computed before; new ones are added.
+        watch: called with the share of the candidates that has been read since the last call.
+        network: the network of a masked model; by default its own in NumPy.
+        known: cached scores of a masked model; new ones are added.
     """
     if loaded.process.can_shuffle:
         assert t is not None

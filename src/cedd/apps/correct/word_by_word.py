@@ -1,4 +1,4 @@
-"""Correction of a text with a lexicon and, where that is undecided, a network. This module does not import torch."""
+"""Correction of a text with a lexicon and, if that is undecided, a network. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DEFAULT = "english"
 
 
 class WordCorrector:
-    """Corrects English words with a lexicon and, where that is undecided, a network in NumPy.
+    """Corrects English words with a lexicon and, if that is undecided, a network in NumPy.
 
     It starts in a fraction of the time and the memory of `cedd.load(...).correct`, with the same results. The network
     is loaded when it is first needed.
