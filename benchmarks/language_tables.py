@@ -354,7 +354,7 @@ def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], only: Mapping[str
     which the first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
     titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
     texts, heads = [*titles], [*(only or titles).values()]
-    lines = [f"| difference in nats per token | {' | '.join(heads)} | first is better | in the paper |"]
+    lines = [f"| difference in nats per token | {' | '.join(heads)} | texts where the first is better | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
         names = [f"{method}/{process}" for method in (better, worse)]
