@@ -38,6 +38,7 @@ def test_technical_and_recent_words_are_not_changed(correct):
         "We can not theorise about it, pls.",
         "Users can opt-in to the beta.",
         "Say hi to the user whose id is given.",
+        "It logs at the expense of stack traces, and a cron job spawns a worker for each log message.",
         "Bake for twenty minutes. Fork the project, then use git to append the ids.",
     ],
 )
