@@ -117,7 +117,8 @@ def estimate_bound(
         seconds: for "importance": double the orders, starting at 2, while the next round is expected to end within
             this time.
         generator: the random number generator.
-        sampling: "stratified" or "independent", as described at the top of the module.
+        sampling: "stratified" (stratified times, a proposal for the noise, and control variates) or "independent"
+            (independent uniform times and noise, as in the paper; without an interval).
         time_floor: for `tight`, the time at which the path stops; x_0 is drawn there, and the cost of this draw is
             included. By default that of the method, usually 0. For j1 and j2, the earliest time (default: 1e-4).
         corrector: dfm's corrector.
