@@ -23,12 +23,12 @@ from cedd.process import Noise, TokenProcess
 
 
 def remask_capped(most: float = 0.04) -> StepRule:
-    """r = min(most, the maximum)."""
+    """The rule that masks a token again with probability `most`, or the largest possible one if that is less."""
     return _remasking("remask-capped", most, lambda possible: possible.clamp_max(most))
 
 
 def remask_rescaled(share: float = 0.05) -> StepRule:
-    """r = share times the maximum."""
+    """The rule that masks a token again with `share` times the largest probability that the process allows."""
     return _remasking("remask-rescaled", share, lambda possible: share * possible)
 
 

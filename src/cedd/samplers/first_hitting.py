@@ -54,7 +54,7 @@ class RevealSampler(Sampler):
 
 
 class FirstHitting(RevealSampler):
-    """The first-hitting sampler; see the top of this file."""
+    """The first-hitting sampler: all reveal times are drawn in advance, and each call reveals one token."""
 
     name = "first-hitting"
     unused: ClassVar[tuple[str, ...]] = ("steps", "grid", "corrector")

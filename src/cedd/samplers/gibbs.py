@@ -31,7 +31,7 @@ from cedd.samplers.random_numbers import Use
 
 @dataclass(frozen=True)
 class Gibbs(BackwardSampler):
-    """The Gibbs corrector; see the top of this file.
+    """The Gibbs corrector: after each analytic step, some positions are redrawn given all others.
 
     Args:
         share: share of positions that are redrawn together; at least one position.

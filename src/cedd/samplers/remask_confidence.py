@@ -29,7 +29,7 @@ from cedd.samplers.random_numbers import Use
 
 @dataclass(frozen=True)
 class RemaskByConfidence(BackwardSampler):
-    """The sampler with ReMDM's confidence schedule; see the top of this file.
+    """ReMDM's confidence schedule: tokens that were drawn with a low probability are masked again more often.
 
     Args:
         tokens: the largest expected number of tokens per sequence that are masked again in a step.

@@ -28,7 +28,7 @@ from cedd.samplers.random_numbers import Use
 
 @dataclass(frozen=True)
 class Stratified(BackwardSampler):
-    """The stratified sampler; see the top of this file.
+    """Stratified hazard sampling: the changes of each position are spread evenly over time.
 
     Args:
         chances: the rule whose probabilities are summed; by default analytic.
