@@ -185,4 +185,12 @@ def test_results_open_with_what_was_found(page: Path):
     title, opening, *_ = page.read_text("utf-8").split("\n\n")
     assert title.startswith("# ")
     assert opening.startswith("**What was found.** ")
-    assert len(re.findall(r"[.](?=\s|$)", opening.removeprefix("**What was found.**"))) == 3
+    assert len(re.findall(r"[.](?=\s|$)", opening.removeprefix("**What was found.**"))) <= 3
+    prints = "benchmarks/serving.py" if page.stem == "speed" else f"benchmarks/result_tables.py --print {page.stem}"
+    assert f"python {prints}" in " ".join(page.read_text("utf-8").split())
+
+
+def test_every_paper_has_a_link():
+    rows = [line for line in (ROOT / "docs/reference/bibliography.md").read_text("utf-8").splitlines() if "|" in line]
+    assert len(rows) > 20
+    assert all("](https://" in row for row in rows[2:])
