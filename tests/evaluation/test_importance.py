@@ -79,6 +79,12 @@ def test_the_table_names_the_law_and_the_orders(runs, words, capsys) -> None:
     assert "effective sample size" in output
     assert "The perplexity is at most" in output
     assert "under the first-hitting sampler" in output
+    assert "of which terminal term" not in output  # there is none
+
+
+def test_a_tolerance_that_is_not_reached_is_quoted_as_it_was_given(runs, words, capsys) -> None:
+    assert main(["evaluate", str(runs["first"]), *words, "--orders", "2", "--tolerance", "0.001%"]) == 0
+    assert "The interval is wider than 0.001%, because" in " ".join(capsys.readouterr().out.split())
 
 
 def test_runs_are_compared_on_the_same_orders_and_ar_is_exact(runs, words, capsys) -> None:

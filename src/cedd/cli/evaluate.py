@@ -133,10 +133,11 @@ def _table(result: ModelEvaluation) -> Table:
 
     estimates = list(result.bounds.values())
     table.add_row("nats per token", *[f"{e.nats_per_token:.4f}" for e in estimates])
+    if any(e.terminal for e in estimates):
+        table.add_row("  of which terminal term", *[f"{e.terminal:.4f}" for e in estimates])
     table.add_row("  standard error", *[f"{e.stderr:.4f}" for e in estimates])
     table.add_row("  95% interval", *[_interval(e.ci95) for e in estimates])
     table.add_row("  Monte Carlo standard error", *[f"{e.monte_carlo_stderr:.4f}" for e in estimates])
-    table.add_row("  of which terminal", *[f"{e.terminal:.4f}" for e in estimates])
     table.add_row("bits per token", *[f"{e.bits_per_token:.4f}" for e in estimates])
     table.add_row("perplexity per token", *[shown(e.perplexity, 2) for e in estimates])
     table.add_row("  95% interval", *[_interval(e.perplexity_ci95, 2) for e in estimates])
@@ -219,7 +220,7 @@ def _notes(result: ModelEvaluation, tolerance: float | None) -> list[str]:
             )
     elif tolerance is not None and not estimate.reached:
         notes.append(
-            f"The interval is wider than {tolerance:.2%}, because sequences differ more than their noise draws. "
+            f"The interval is wider than {100 * tolerance:.3g}%, because sequences differ more than their noise draws. "
             "More sequences narrow it; --fixed-set gives the interval for these sequences only."
         )
     if estimate.heavy_tailed:
