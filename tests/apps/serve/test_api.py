@@ -682,7 +682,12 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/infill", {"text": f"____{{{'9' * 30}}}"}, 422, "a blank is too wide: at most 4,096 tokens are filled"),
         ("/infill", {"text": ""}, 422, "no blank to fill"),
         ("/infill", {"text": "____" + "a" * 16_384}, 413, "text has 16,388 characters; the maximum is 16,384"),
-        ("/correct", {"text": "a", "model": "masks"}, 422, "the model 'masks' cannot correct; use small"),
+        (
+            "/correct",
+            {"text": "a", "model": "masks"},
+            422,
+            "the model 'masks' does not support the task correct; use small",
+        ),
         ("/correct", {"text": "a" * 20_000}, 413, "the maximum is 16,384"),
         ("/correct", {"text": "a" * 200_000}, 413, "131,072 bytes"),
         ("/correct", [], 400, "JSON object"),

@@ -88,7 +88,10 @@ def test_bad_requests_are_one_line(chats: tuple[Any, Any], change: dict[str, Any
 
 def test_models_without_a_template_do_not_chat(client: Any) -> None:
     reply = client.post("/v1/chat/completions", json=ASKED)
-    assert sentence(reply, 422) == "no model here can chat; that takes a model whose tokenizer has a chat template"
+    assert (
+        sentence(reply, 422)
+        == "no model on this server supports the task chat, which needs a model whose tokenizer has a chat template"
+    )
     assert "/v1/chat/completions" not in client.get("/openapi.json").json()["paths"]
 
 

@@ -215,7 +215,7 @@ def test_fill_shows_alternatives_of_a_gap(visit: Any, size: tuple[int, int]):
     here.page.fill("#w-length", "32")
     here.page.keyboard.press("Control+Enter")
     here.until("() => document.getElementById('w-problem').textContent !== ''")
-    said = "Tokens must be an integer from 1 to 12: the prompt has 20 tokens and the model's context is 32."
+    said = "Length must be an integer from 1 to 12: the prompt has 20 tokens and the model's context is 32."
     assert here.text("#w-problem") == said
 
 
@@ -235,7 +235,7 @@ def test_correct_marks_corrections_and_takes_them_back(
     assert here.page.locator("#c-under .changed").count() == len(wanted.changes)
     first = here.page.locator("#c-fixed button").first
     first.hover()
-    assert "probability of an error" in here.text("#tip")
+    assert "Probability of an error" in here.text("#tip")
     first.click()
     change = wanted.changes[0]
     start, stop = change.corrected_span

@@ -131,7 +131,10 @@ def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
         ({"guided_json": 3}, "guided_json must be a JSON object or its text"),
         ({"guided_choice": []}, "guided_choice: the choices must be a non-empty list of strings"),
         ({"guided_choice": "yes"}, "guided_choice must be a list of strings"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice exclude each other; give one"),
+        (
+            {"guided_regex": "a", "guided_choice": ["b"]},
+            "guided_regex and guided_choice cannot be combined; use one of them",
+        ),
         ({"guided_grammar": "root ::= a"}, "unknown field 'guided_grammar'"),
         ({"structured_outputs": {"grammar": "a"}}, "structured_outputs must have one of the fields json, regex and"),
         ({"response_format": {"type": "xml"}}, "response_format must be"),
@@ -197,4 +200,4 @@ def test_labels_of_requests_that_run_together(tmp_path: Path):
     message = "guidance needs a condition: a label, a prompt or other given text"
     assert message in unconditional.json()["error"]["message"]
     assert by_prompt == [text[2:] for text in model.generate(2, prompt="ab", guidance=2.0, seed=3, steps=8, length=16)]
-    assert "Strength of the label" in described
+    assert "Guidance weight of the label" in described

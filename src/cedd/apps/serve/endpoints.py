@@ -75,12 +75,12 @@ def requested_model(fields: RequestFields, registry: ModelRegistry, task: str) -
     """The requested model, or the default of the task."""
     able = registry.supporting(task)
     if not able:
-        reject(f"no model here can {task}; that takes {TASKS[task]}")
+        reject(f"no model on this server supports the task {task}, which needs {TASKS[task]}")
     name = fields.text("model", MAX_NAME_CHARACTERS, able[0])
     if name not in registry:
         raise unknown_model(name, registry)
     if name not in able:
-        reject(f"the model {name!r} cannot {task}; use {', '.join(able)}")
+        reject(f"the model {name!r} does not support the task {task}; use {', '.join(able)}")
     return name, registry[name]
 
 

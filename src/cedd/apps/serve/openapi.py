@@ -25,40 +25,40 @@ SUMMARIES: Mapping[str, tuple[str, str]] = {
 }
 """The task of each endpoint that runs a model, and its summary."""
 MEANINGS: Mapping[str, str] = {
-    "alternatives": "Number of alternatives to list for each token in a blank; none by models that write blocks.",
-    "certainty": "Whether the steps of a stream have the probability of each token before it was drawn.",
-    "change": "letters: only plain letters may change. all: anything may.",
-    "echo": "Whether the text begins with the prompt.",
-    "engine": "words corrects English words; letters corrects letter by letter.",
-    "grid": "Where the steps lie in time. Default: the model's own.",
-    "guidance": "Strength of the label, or else of the given text: 1 is the model itself, more overstates it.",
-    "guided_choice": "Write one of these texts.",
-    "guided_json": "Write JSON that is valid under this schema.",
-    "guided_regex": "Write a text that this regular expression matches from beginning to end.",
-    "ignored_words": "Words that are correct.",
-    "label": "Write a text of this label, with a model that was trained with labels.",
-    "logprobs": "Add the log-probability of each token, and of this number of the most probable tokens in its place.",
-    "max_completion_tokens": "The same as max_tokens.",
-    "max_tokens": "Tokens to write. Default: 256, or as many as fit into the context of a model without blocks.",
-    "messages": "The conversation, up to the message to answer.",
-    "model": "Name of the model. Default: the first that can do the task.",
+    "alternatives": "Number of alternatives for each token in a blank. Not available for block diffusion models.",
+    "certainty": "Whether the steps of a stream include the probability with which each token was predicted.",
+    "change": "letters: only letters without accent may change. all: any character may change (engine letters).",
+    "echo": "Whether the returned text includes the prompt.",
+    "engine": "words: correct English words with a lexicon. letters: correct letters. Default: the model's own.",
+    "grid": "Time grid of the steps. Default: that of the model's method.",
+    "guidance": "Guidance weight of the label, or without a label of the prompt or given text. 1 is no guidance.",
+    "guided_choice": "Generate one of these texts.",
+    "guided_json": "Generate JSON that is valid under this schema.",
+    "guided_regex": "Generate a text that this regular expression matches as a whole.",
+    "ignored_words": "Words to treat as correct.",
+    "label": "Generate a text with this label. The model must have been trained with labels.",
+    "logprobs": "Return the log-probability of each token and of this number of the most probable tokens there.",
+    "max_completion_tokens": "Same as max_tokens.",
+    "max_tokens": "Tokens to generate. Default: 256, or as many as fit into the context of a model without blocks.",
+    "messages": "The conversation so far. The last message is the one to answer.",
+    "model": "Name of the model. Default: the first one that supports the task.",
     "n": "Number of texts per prompt.",
     "passes": "Passes over the text (engine letters).",
-    "prompt": "The beginning of the text, or a list of beginnings.",
+    "prompt": "Text to continue, or a list of texts.",
     "rate": "Expected share of wrong letters (engine letters).",
     "response_format": "json_schema with a schema, json_object or text, as in OpenAI's API.",
-    "sampler": "Name of the sampler; /v1/models lists those of each model.",
+    "sampler": "Name of the sampler. /v1/models lists the samplers of each model.",
     "seed": "The same seed gives the same texts. Default: random.",
-    "steps": "Steps from noise to text. Default: the model's own.",
-    "stop": "A text at which the result ends, or a list of them.",
-    "stream": "Whether the answer is a stream of server-sent events, one per step.",
-    "structured_outputs": "An object with json, regex or choice, as guided_json, guided_regex and guided_choice.",
-    "suffix": "The end of the text.",
+    "steps": "Number of sampling steps. Default: the model's own.",
+    "stop": "String at which the text ends, or a list of strings.",
+    "stream": "Whether to stream the response as server-sent events, one per step.",
+    "structured_outputs": "One of json, regex and choice; the same as guided_json, guided_regex and guided_choice.",
+    "suffix": "Text that follows the generated text.",
     "suggest": "Number of candidates to list for each suspicious word.",
-    "temperature": "Temperature of the token distribution; 0 takes the most probable token. Default: the model's own.",
-    "text": "The text. Blanks are written ____ or ____{12}.",
-    "threshold": "Lower values change less. Default: the model's own.",
-    "top_p": "Draw only from the most probable tokens that together have this probability. Default: the model's own.",
+    "temperature": "Sampling temperature; 0 always takes the most probable token. Default: the model's own.",
+    "text": "The text. For /infill, ____ or ____{12} is a blank.",
+    "threshold": "Threshold of correction; lower values change less. Default: the model's own.",
+    "top_p": "Nucleus sampling: draw from the most probable tokens with this total mass. Default: the model's own.",
 }
 """What each field means."""
 
@@ -141,12 +141,12 @@ def request_schema(parse: Callable[..., ParsedRequest], registry: ModelRegistry,
 def openapi_document(registry: ModelRegistry, limits: Limits, version: str) -> JSONObject:
     """The server's endpoints in the OpenAPI format, version 3.1."""
     anything = {"application/json": {"schema": {"type": "object"}}}
-    failed = {"description": "Why it could not be done.", "content": _json({"$ref": "#/components/schemas/Error"})}
+    failed = {"description": "The error, in OpenAI's format.", "content": _json({"$ref": "#/components/schemas/Error"})}
     paths: JSONObject = {
         path: {"get": {"summary": summary, "responses": {"200": {"description": "OK", "content": anything}}}}
         for path, summary in (
-            ("/healthz", "Whether the server runs, and how many requests are waiting and running."),
-            ("/v1/models", "The models, what each can do, and the limits."),
+            ("/healthz", "Whether the server is up, and how many requests are waiting and running."),
+            ("/v1/models", "The models with their tasks, and the limits of the server."),
         )
     }
     for path, parse in ENDPOINTS.items():

@@ -20,7 +20,7 @@ TASKS = {
     "write": "any model",
     "chat": "a model whose tokenizer has a chat template",
     "fill": "a diffusion model",
-    "correct": "a model on a process that shuffles, such as roulette, or one with a lexicon",
+    "correct": "a model with a lexicon, or one on uniform, roulette, eroulette or hybrid",
 }
 """The tasks, and which models support them."""
 

@@ -37,7 +37,7 @@ def requested_language(fields: RequestFields, limits: Limits) -> Language | None
     }
     asked = {name: (kind, value) for name, (kind, value) in given.items() if value is not None}
     if len(asked) > 1:
-        reject(f"{' and '.join(asked)} exclude each other; give one")
+        reject(f"{' and '.join(asked)} cannot be combined; use one of them")
     for name, (kind, value) in asked.items():
         try:
             made = MAKERS[kind](value)
