@@ -1,0 +1,28 @@
+"""The comparison of versions of the corrector: medians, ratios and what they change differently."""
+
+import pytest
+
+from tests.benchmarks.scripts import definitions
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    return definitions("english_words", "corrector_speed")
+
+
+def test_figures_are_medians_with_ratios_to_the_first_version(scripts):
+    runs = [{"start_s": seconds, "torch": False, "speed": {"without errors": 1000 * seconds}} for seconds in (3, 1, 2)]
+    found = scripts.medians([{**run, "start_s": float(run["start_s"])} for run in runs])
+    assert found == {"without errors": 2000, "start_s": 2}
+    lines = scripts.table({"before": found, "after": {"without errors": 3000, "start_s": 1.0}}).splitlines()
+    assert lines[2:] == [
+        "| characters per CPU second, without errors | 2,000 | 3,000 (1.50) |",
+        "| start_s | 2.00 | 1.00 (0.50) |",
+    ]
+
+
+def test_changes_that_only_one_version_makes_are_counted(scripts):
+    one = {"changes": {"text": [[[0, 3, "the"], [4, 8, "form"]], []]}}
+    other = {"changes": {"text": [[[0, 3, "the"], [4, 8, "from"]], [[1, 2, "a"]]]}}
+    assert scripts.differing(one, one) == 0
+    assert scripts.differing(one, other) == 3
