@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_YET = "not yet"
+PAGE_TEXT = "wikitext2"
+"""The text whose bounds the page shows."""
 BLOCKS = {
     "blocks-bounds": """## With the recipe of Language
 
@@ -157,10 +159,11 @@ class Rows:
 
 
 def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
-    """Every table in Markdown by its name. The page shows the first two."""
+    """Every table in Markdown by its name. The page shows the first three."""
     rows = Rows(content, arguments)
     return {
-        "summary": _summary(rows),
+        "methods": _methods(rows),
+        "others": _others(rows),
         "differences": _differences(rows),
         "protocol": _protocol(rows),
         "bounds": _bounds(rows, MAIN),
@@ -183,30 +186,52 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
 # The page
 
 
-def _shown(rows: Rows) -> dict[str, str]:
-    """Names and titles of the texts that the page shows: a test set with a figure of the paper, and held-out text."""
-    titles = {**rows.sets, **{name: f"held-out {name.title()}" for name in rows.held_out}}
-    return {name: titles[name] for name in ("wikitext2", "wikipedia") if name in titles}
+def _beside_the_paper(title: str, row: Mapping[str, Any] | None) -> str:
+    """The bound on the text of the page, and the paper's j1 in parentheses."""
+    if row is None:
+        return NOT_YET
+    paper = PAPER.get(_without_recipe(title), (None,) * len(SETS))[[*SETS].index(PAGE_TEXT)]
+    found = _perplexity(row["texts"][PAGE_TEXT]["tight"]) if PAGE_TEXT in row["texts"] else NOT_YET
+    return found if paper is None else f"{found} ({_plain(paper)})"
 
 
-def _summary(rows: Rows) -> str:
-    """A line per row: its bounds on the shown texts, and the paper's j1 on the first one."""
-    texts = _shown(rows)
-    paper = "wikitext2" in texts
-    heads = [*texts.values(), *([f"the paper's J1, {texts['wikitext2']}"] if paper else [])]
-    lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
-    for title, _, row in rows.of((*MAIN, *SHARES[1:], *LONG_CELLS)):
-        found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in texts]
-        if paper:
-            papers = PAPER.get(_without_recipe(title), (None,) * len(SETS))
-            found.append(_plain(papers[list(SETS).index("wikitext2")]))
-        lines.append(f"| {title} | {' | '.join(found)} |")
+def _methods(rows: Rows) -> str:
+    """The best bound of every method on every process."""
+    lines = [f"| method | {' | '.join(ON)} |", f"|---|{'--:|' * len(ON)}"]
+    for method in METHODS[:5]:
+        found: list[str] = []
+        for process in ON:
+            best = _best(rows, f"{method}/{process}")
+            final = None if best is None else rows.finished(best)
+            found.append(_beside_the_paper(f"{method}/{process}", None if final is None else final["rows"][""]))
+        lines.append(f"| {method} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
+def _others(rows: Rows) -> str:
+    """The bounds of all other rows."""
+    shown = {f"{method}/{process}" for method in METHODS[:5] for process in ON}
+    others = [cell for cell in (*MAIN, *SHARES, *LONG_CELLS) if cell not in shown]
+    lines = ["| row | perplexity, at most |", "|---|--:|"]
+    return "\n".join(lines + [f"| {title} | {_beside_the_paper(title, row)} |" for title, _, row in rows.of(others)])
+
+
 def _differences(rows: Rows) -> str:
-    """The paired differences of all orders on the first shown text, with the number of texts on which they hold."""
-    return _paired(rows, [*PAPERS_ORDER, *LEAVE_ONE_OUT, *LONG_ORDER], dict([*_shown(rows).items()][:1]))
+    """The paired differences on the text of the page, with the number of texts on which they hold."""
+    pairs = [*pairwise(ORDER), ("bayes-star", "cedd-star")]
+    lines = [f"| difference in nats per token | {' | '.join(ON)} |", f"|---|{'--:|' * len(ON)}"]
+    for better, worse in pairs:
+        found: list[str] = []
+        for process in ON:
+            first, second = (_best(rows, f"{method}/{process}") for method in (better, worse))
+            if first is None or second is None:
+                found.append(NOT_YET)
+                continue
+            texts = {text: _difference(rows, first, second, text) for text in (*rows.sets, *rows.held_out)}
+            verdict = _verdict({text: interval for text, (_, interval) in texts.items()})
+            found.append(f"{texts[PAGE_TEXT][0] if PAGE_TEXT in texts else NOT_YET}, {verdict}")
+        lines.append(f"| {better} − {worse} | {' | '.join(found)} |")
+    return "\n".join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -349,11 +374,11 @@ LONG_ORDER = [("cedd-star", other, f"absorb@{LONG}") for other in ("sedds", "ced
 """Long sequences; CEDD* is the paper's best method on most sets."""
 
 
-def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], only: Mapping[str, str] | None = None) -> str:
-    """A line for each (better, worse, process): the paired difference on every text (of `only`), the number of texts on
-    which the first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
+def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
+    """A line for each (better, worse, process): the paired difference on every text, the number of texts on which the
+    first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
     titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
-    texts, heads = [*titles], [*(only or titles).values()]
+    texts, heads = [*titles], [*titles.values()]
     lines = [f"| difference in nats per token | {' | '.join(heads)} | texts where the first is better | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
@@ -365,7 +390,7 @@ def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], only: Mapping[str
         first, second = (str(cell) for cell in pair)
         found = {text: _difference(rows, first, second, text) for text in texts}
         verdict = _verdict({text: interval for text, (_, interval) in found.items()})
-        shown = " | ".join(found[text][0] for text in only or titles)
+        shown = " | ".join(difference for difference, _ in found.values())
         lines.append(f"| {first} − {second} | {shown} | {verdict} | {paper} |")
     return "\n".join(lines)
 
