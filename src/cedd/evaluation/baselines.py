@@ -184,10 +184,10 @@ def measure_baselines(
         folds = [(held_out[middle:].ravel(), held_out[:middle]), (held_out[:middle].ravel(), held_out[middle:])]
     learnt = "the other half of the text" if train is None else "the training text"
     made = _n_grams(folds, vocab_size, held_out.size / count, orders, learnt) if folds else []
-    made += [Baseline(name, _compressed(name, text) / count, None, "the text alone") for name in COMPRESSORS]
+    made += [Baseline(name, _compressed(name, text) / count, None, "no training text") for name in COMPRESSORS]
     if folds:
         primed = sum(_compressed("xz", decode(blocks.ravel()), decode(tokens)) for tokens, blocks in folds)
-        made.append(Baseline("primed xz", primed / count, None, f"after {learnt}"))
+        made.append(Baseline("primed xz", primed / count, None, f"compressed after {learnt}"))
     return made
 
 
@@ -201,7 +201,7 @@ def _n_grams(
     made = [_of_sequences("unigram", means[0], f"token frequencies in {learnt}")]
     if possible:
         best = min(possible, key=lambda order: float(means[order - 1].mean()))
-        orders_tried = f"the best of orders {possible[0]} to {possible[-1]}"
+        orders_tried = f"trained on {learnt}; the best of orders {possible[0]} to {possible[-1]}"
         made.append(_of_sequences(f"{best}-gram", means[best - 1], orders_tried))
     return made
 

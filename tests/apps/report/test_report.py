@@ -253,7 +253,7 @@ def test_the_text_of_a_report_can_be_wrapped(runs: list[Path], tmp_path: Path, c
     assert capsys.readouterr().err == "cedd: error: --wrap has no effect without --data\n"
     run = train(runs[0].parent, "pieces", "--text.tokenizer bpe:300")
     record = report(capsys, str(run), "--data", text, "--wrap", "bos-eos", "--out", str(tmp_path / "x.html"))
-    assert record["facts"]["sequences"] == "16 tokens, between the tokens that begin and end a document"
+    assert record["facts"]["sequence length"] == "16 tokens, between the tokens that begin and end a document"
     assert record["commands"]["this page"].count("--wrap bos-eos") == 1
     words = shlex.split(record["commands"]["evaluate"])[1:]
     assert main([*words, "--device", "cpu", "--json"]) == 0

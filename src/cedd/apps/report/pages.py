@@ -111,7 +111,7 @@ def _verdict(report: RunReport) -> str:
     beaten = [b.name for b in report.baselines if b.bits_per_character > high]
     ahead = [b.name for b in report.baselines if b.bits_per_character < low]
     level = [b.name for b in report.baselines if low <= b.bits_per_character <= high]
-    parts = [("fewer bits than ", beaten), ("about as many as ", level), ("more than ", ahead)]
+    parts = [("lower than that of ", beaten), ("about the same as that of ", level), ("higher than that of ", ahead)]
     said = [f"{word}{html.escape(_listed(names))}" for word, names in parts if names]
     text = f"Measured on {bound.characters:,} held-out characters."
     if not report.held_out:
@@ -119,7 +119,8 @@ def _verdict(report: RunReport) -> str:
             f"Measured on {bound.characters:,} characters of {html.escape(report.text)}, which may have been part of "
             "the training data."
         )
-    return f"{text} The model needs {'; '.join(said)}." if said else text
+    meaning = "This is the average number of bits to encode a character of the text with the model; lower is better."
+    return f"{meaning} {text}{f' The value is {_listed(said)}.' if said else ''}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -135,8 +136,8 @@ def _curves(report: RunReport) -> str:
     curve = _banded("held-out bound", report.bounds, 1, dots=True)
     levels = _levels(report.baselines) if report.bounds else ()
     return (
-        "<p>The training loss and its running mean. The loss is weighted over noise levels, so its absolute value "
-        "depends on the method; its slope shows progress.</p>"
+        "<p>The loss of each training step and its running mean. The loss is weighted over noise levels in a way that "
+        "depends on the method, so losses of different methods cannot be compared.</p>"
         + line_chart(loss, "step", "loss")
         + _curve_of_bounds(report)
         + line_chart([curve], "step", "bits per character", levels)
@@ -146,15 +147,15 @@ def _curves(report: RunReport) -> str:
 def _curve_of_bounds(report: RunReport) -> str:
     """Explains the curve, and how its last point differs from the figure at the top of the page."""
     said = (
-        f"The bound during training, on {report.bound_sequences:,} evenly spaced held-out sequences, with its 95% "
-        "confidence band. The horizontal lines are the baselines of the table below."
+        f"The bound on {report.bound_sequences:,} evenly spaced held-out sequences during training, with a 95% "
+        "confidence band. The horizontal lines are baselines from the table below."
     )
     if report.bounds:
         _, bits, half = report.bounds[-1]
         said += (
-            f" The last point is {number(bits)} {interval(bits - half, bits + half)}. The figure at the top of the "
-            f"page, {number(report.bound.bits_per_character)} {interval(*report.bound.ci95)}, uses "
-            f"{report.bound.sequences:,} sequences of the same text; quote that one."
+            f" Its last point is {number(bits)} {interval(bits - half, bits + half)}. The value at the top of the "
+            f"page, {number(report.bound.bits_per_character)} {interval(*report.bound.ci95)}, is from "
+            f"{report.bound.sequences:,} sequences of the same text; report that one."
         )
     return f"<p>{said}</p>"
 
@@ -172,13 +173,14 @@ def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _bound(report: RunReport) -> str:
     bound = report.bound
-    what = "The exact code length" if bound.exact else "The <i>tight</i> bound (an upper bound on the code length)"
-    noisy = "" if bound.exact else f", with {bound.draws} noise levels per sequence"
+    what = "negative log-likelihood" if bound.exact else "<i>tight</i> bound, the negative ELBO,"
+    noisy = "" if bound.exact else f" with {bound.draws} noise levels each"
     return (
-        f"<p>{what} of {bound.sequences:,} sequences of {html.escape(report.text)}{noisy}: "
-        f"<b>{number(bound.bits_per_character)}</b> bits per character, 95% interval {interval(*bound.ci95)}, "
-        f"or a perplexity of {number(bound.perplexity, 2)} per token. The chart shows the estimate and its 95% "
-        "confidence band after the first 2, 3, … sequences.</p>"
+        f"<p>The {what} of {html.escape(report.text)} is <b>{number(bound.bits_per_character)}</b> bits per character, "
+        f"95% interval {interval(*bound.ci95)}, from {bound.sequences:,} sequences{noisy}. This is a perplexity of "
+        f"{'' if bound.exact else 'at most '}{number(bound.perplexity, 2)} per token: the model is as uncertain as in "
+        "a choice between this number of equally probable tokens. The chart shows the estimate and its 95% confidence "
+        "band after the first 2, 3, … sequences.</p>"
         + _note(report, "bound")
         + line_chart([_banded("estimate", bound.running, 1)], "sequences", "bits per character")
     )
@@ -200,9 +202,9 @@ def _baselines(report: RunReport) -> str:
         for name, bits, error, text, kind in rows
     )
     return (
-        "<p>Baselines on the same text; lower is better. The n-gram models score the same sequences one by one; the "
-        "compressors read them as one text.</p>"
-        '<table class="bars"><thead><tr><th>model</th><th>bits per character</th><th>95%</th><th></th><th></th></tr>'
+        "<p>Simple models and compressors on the same text, with half the width of the 95% interval; lower is better. "
+        "The n-gram models score each sequence separately; the compressors read all of them as one text.</p>"
+        '<table class="bars"><thead><tr><th>model</th><th>bits per character</th><th>± 95%</th><th></th><th></th></tr>'
         f"</thead><tbody>{body}</tbody></table>"
     )
 
@@ -215,9 +217,10 @@ def _noise(report: RunReport) -> str:
         for drawing in report.noise
     )
     return (
-        f"<p>One line of {html.escape(report.text)} under the forward process. The network is trained to recover the "
-        'text from such inputs; sampling runs from t = 1 to t = 0. <span class="key masked">▒ masked</span> '
-        '<span class="key shuffled">shuffled</span></p>' + columns
+        f"<p>One line of {html.escape(report.text)}, noised by the forward process: t = 0 is clean text and t = 1 is "
+        "pure noise. The network is trained to recover the text from such inputs, and sampling runs from t = 1 to "
+        't = 0. <span class="key masked">▒ masked</span> <span class="key shuffled">replaced at random</span></p>'
+        + columns
     )
 
 
@@ -226,7 +229,8 @@ def _samples(report: RunReport) -> str:
     if report.animation:
         frame = f'<iframe title="a sample being denoised" srcdoc="{html.escape(report.animation)}"></iframe>'
     texts = "".join(f'<div class="text card">{html.escape(text)}</div>' for text in report.samples)
-    return _note(report, "samples") + frame + f'<div class="cards">{texts}</div>'
+    said = "<p>Texts generated by the command below; none was left out.</p>" if report.samples else ""
+    return _note(report, "samples") + said + frame + f'<div class="cards">{texts}</div>'
 
 
 def _infilling(report: RunReport) -> str:
@@ -234,14 +238,14 @@ def _infilling(report: RunReport) -> str:
         return ""
     filling = report.infilling
     given = BLANK.split(filling.template)[::2]
-    names = ["the text", *(f"{i}." for i in range(1, len(filling.fills) + 1))]
+    names = ["original", *(f"{i}." for i in range(1, len(filling.fills) + 1))]
     rows = "".join(
         f'<tr><th>{name}</th><td class="text">{_filled(given, text)}</td></tr>'
         for name, text in zip(names, [filling.original, *filling.fills], strict=True)
     )
     return (
-        f"<p>Two words of {html.escape(report.text)} are removed, and the model fills the blanks given the text on "
-        f'both sides. The first row is the original.</p><table class="plain">{rows}</table>'
+        f"<p>The longest words of a line of {html.escape(report.text)} are replaced by blanks, which the model fills "
+        f'given the text on both sides. The first row is the original.</p><table class="plain">{rows}</table>'
     )
 
 
@@ -266,12 +270,13 @@ def _correction(report: RunReport) -> str:
     hurt = f"{done.broken / done.right:.2%}" if done.right else "–"
     return (
         f"<p>{done.rate:.0%} of the letters of {html.escape(report.text)} are replaced at random, and the model "
-        f"corrects the text without knowing where (error rate {done.rate:.0%}; threshold {done.threshold:g}, chosen on "
-        f"{'training text' if report.held_out else 'another part of the text'}). "
-        f"It fixes <b>{done.fixed:,}</b> of {done.wrong:,} wrong letters ({share}) and breaks <b>{done.broken:,}</b> "
-        f"of {done.right:,} correct characters ({hurt}).</p>"
-        '<p class="keys"><span class="key fixed">fixed</span> <span class="key missed">missed</span> '
-        '<span class="key changed">miscorrected</span> <span class="key broken">broken</span></p>'
+        f"corrects the text without being given their positions (threshold {done.threshold:g}, chosen on "
+        f"{'training text' if report.held_out else 'another part of the text'}). It restores <b>{done.fixed:,}</b> of "
+        f"{done.wrong:,} wrong letters ({share}) and changes <b>{done.broken:,}</b> of {done.right:,} correct "
+        f"characters ({hurt}).</p>"
+        '<p class="keys">Letters: <span class="key fixed">wrong, restored</span> '
+        '<span class="key missed">wrong, unchanged</span> <span class="key changed">wrong, changed to another wrong '
+        'one</span> <span class="key broken">correct, changed</span></p>'
         f'<div class="cards">{examples}</div>'
     )
 
@@ -284,9 +289,9 @@ def _tokens(report: RunReport) -> str:
         f'<span class="token" style="--cost:{token_shade(nats):.2f}">{nats}</span> ' for nats in (0, 2, 4, 6, 8, 10)
     )
     return (
-        "<p>The darker a token, the more it surprises the model: its cost in nats when it is predicted from a random "
-        "part of the others (from the tokens before it, for an autoregressive model), averaged over orders. Hover over "
-        f'a token for the number.</p><p class="keys">nats: {scale}</p><div class="cards">{texts}</div>'
+        "<p>The darker a token, the less probable it is under the model. Its cost is -log p in nats, given a random "
+        "part of the other tokens and averaged over random orders (for an autoregressive model, given those before "
+        f'it). Hover over a token for its cost.</p><p class="keys">nats: {scale}</p><div class="cards">{texts}</div>'
     )
 
 
@@ -313,7 +318,7 @@ def _again(report: RunReport) -> str:
         f"<tr><th>{html.escape(name)}</th><td>{command_block(command)}</td></tr>"
         for name, command in report.commands.items()
     )
-    return f'<p>The commands that produced each part of this page.</p><table class="plain">{rows}</table>'
+    return f'<p>The commands that produced the parts of this page.</p><table class="plain">{rows}</table>'
 
 
 def run_page(report: RunReport) -> str:
@@ -325,7 +330,7 @@ def run_page(report: RunReport) -> str:
             section("curves", "Training", _curves(report)),
             section("bound", "Bound", _bound(report), commands.get("evaluate")),
             section("baselines", "Baselines", _baselines(report)),
-            section("tokens", "Surprising tokens", _tokens(report)),
+            section("tokens", "Cost of each token", _tokens(report)),
             section("noise", "Forward process", _noise(report)),
             section("samples", "Samples", _samples(report), commands.get("sample")),
             section("infilling", "Infilling", _infilling(report), commands.get("infill")),
@@ -356,7 +361,7 @@ def comparison_page(compared: RunComparison, command: str) -> str:
 
 def _curve_notes(curves: Sequence[Curve], levels: Sequence[Level]) -> str:
     """Explains the curves of a comparison and names the runs without one."""
-    notes = ["The bound during training, on evenly spaced held-out sequences, with 95% confidence bands."]
+    notes = ["The bound on evenly spaced held-out sequences during training, with 95% confidence bands."]
     if levels:
         notes.append("The horizontal lines are baselines on the same text.")
     else:
@@ -387,9 +392,10 @@ def _compared_table(runs: Sequence[ComparedRun], text: str) -> str:
         )
     heads = ("run", "bits per character", "difference", "method", "process", "parameters", "steps")
     return (
-        f"<p>Upper bounds on the bits per character of {html.escape(text)} (exact for autoregressive models), with 95% "
-        "confidence intervals. The difference from the first run is paired by sequence and noise level, so its "
-        "interval is narrower than those of the two bounds; positive is worse.</p>"
+        "<p>Upper bounds on the average number of bits to encode a character of "
+        f"{html.escape(text)} with each model (exact for autoregressive models), with 95% intervals; lower is better. "
+        "Differences from the first row are paired by sequence and noise level, so their intervals are narrower than "
+        "those of the bounds; a positive difference is worse.</p>"
         f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{head}</th>" for head in heads)}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -165,7 +165,8 @@ class OpenedRun(Opened):
         return {
             "data": config.data,
             "tokenizer": f"{tokenizer.name}, vocabulary {tokenizer.vocab_size:,}",
-            "sequences": f"{config.length} tokens, {config.batch.size} per step",
+            "sequence length": f"{config.length} tokens",
+            "batch size": f"{config.batch.size} sequences",
             "steps": f"{self.step:,}",
             "parameters": f"{self.parameters:,}",
         }
@@ -254,7 +255,7 @@ class OpenedModel(Opened):
             **({} if origin is None else {"network": f"{origin['family']}, imported from {origin['source']}"}),
             "measured on": self.text_name,
             "tokenizer": f"{tokenizer.name}, vocabulary {tokenizer.vocab_size:,}",
-            "sequences": f"{self.model.length} tokens{wrapped}",
+            "sequence length": f"{self.model.length} tokens{wrapped}",
             "parameters": f"{self.parameters:,}",
         }
 
