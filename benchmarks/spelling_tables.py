@@ -96,8 +96,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
 
 def _summary(cells: Mapping[str, Any]) -> str:
     """The rows of the paper, with its figures, and ours."""
-    heads = "method and process | steps | PAP, % | PAP in the paper | CAP, % | CAP in the paper"
-    lines = [f"| {heads} |", "|---|--:|--:|--:|--:|--:|"]
+    lines = ["| method and process | steps | PAP / CAP, % | in the paper |", "|---|--:|--:|--:|"]
     for cell, record in cells.items():
         plain, _, recipe = cell.partition("+")
         if cell != OURS and recipe not in SHOWN:
@@ -105,11 +104,10 @@ def _summary(cells: Mapping[str, Any]) -> str:
         if cell != OURS and read_cell(plain).highest_time < 1:
             continue
         last = record["curve"][-1]
-        papers = of_the_paper(cell, record, last["step"]) or ("", "")
-        scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
-        found = [cell for pair in zip(scores, papers, strict=True) for cell in pair]
+        papers = of_the_paper(cell, record, last["step"]) or ()
+        scores = [f"{100 * last['books'][name]['all']['share']:.1f}" for name in TEST_BOOKS]
         title = "our settings (bayes-star/roulette)" if cell == OURS else f"{plain}{SHOWN[recipe]}"
-        lines.append(f"| {title} | {last['step']:,} | {' | '.join(map(str, found))} |")
+        lines.append(f"| {title} | {last['step']:,} | {' / '.join(scores)} | {' / '.join(map(str, papers))} |")
     return "\n".join(lines)
 
 
