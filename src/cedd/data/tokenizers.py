@@ -15,15 +15,17 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.constraints.token_automaton import TokenTexts
 from cedd.data.folders import data_root
 from cedd.names import hub_failure, suggestion
 from cedd.storage import JSONMapping, JSONObject, atomic_write, expanded, json_sha256, read_json, reading, write_json
+
+if TYPE_CHECKING:
+    from cedd.constraints.token_automaton import TokenTexts
 
 MASK_CHARACTER = "▒"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -82,6 +84,8 @@ class Tokenizer(ABC):
     @cached_property
     def texts(self) -> TokenTexts:
         """The text of each token, for constraints."""
+        from cedd.constraints.token_automaton import TokenTexts
+
         never = {*self.ends, *self.silent}
 
         def written(contents: Iterable[bytes | None]) -> list[bytes | None]:

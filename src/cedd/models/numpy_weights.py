@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,6 +152,8 @@ def checksum_of(layouts: Mapping[str, Layout], contents: Mapping[str, NDArray[np
 
 def from_integers(stored: Arrays) -> dict[str, AnyArray]:
     """Matrices in float32, from integers and steps; other tensors are unchanged."""
+    from concurrent.futures import ThreadPoolExecutor  # imports logging
+
     steps = {name + STEP: stored.get(name + STEP) for name in stored}
     with ThreadPoolExecutor() as pool:  # zlib and NumPy release the GIL
         unpacked = pool.map(_unpacked, stored, stored.values(), steps.values())

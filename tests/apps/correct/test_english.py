@@ -1,5 +1,7 @@
 """The word corrector of the package, without its network, on modern, technical and foreign text."""
 
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -106,6 +108,17 @@ def test_the_corrector_without_torch_gives_the_results_of_the_model():
     assert [one.confidence for one in model.changes] == pytest.approx(
         [o.confidence for o in corrected.changes], abs=1e-3
     )
+
+
+def test_plain_text_is_corrected_without_slow_imports():
+    """Of torch, masked arrays, logging and the patterns of markup; they take longer than a sentence."""
+    script = (
+        "import sys, cedd\n"
+        "print(cedd.WordCorrector().correct('He walked form the tabel'))\n"
+        "print(*sorted({'torch', 'numpy.ma', 'logging', 'cedd.apps.correct.prose'} & sys.modules.keys()))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == "He walked from the table\n\n"
 
 
 def test_the_corrector_without_torch_corrects_the_prose_of_a_syntax():

@@ -33,7 +33,7 @@ from cedd.apps.correct.lexicon import Lexicon, gram_table, hashes, load_lexicon,
 from cedd.apps.correct.reader import Reader, TokenizedText
 from cedd.apps.correct.suspects import FEATURES, Option, Suspect, is_accepted
 from cedd.apps.correct.word_by_word import word_by_word
-from cedd.apps.correct.words import acronyms, like, tokens_of
+from cedd.apps.correct.words import LONGEST, acronyms, like, tokens_of
 
 WORDS = [
     ".",
@@ -313,6 +313,34 @@ def test_words_that_are_equal_without_one_letter_are_confused(words):
     without = [{word, *(word[:i] + word[i + 1 :] for i in range(len(word) if len(word) > 1 else 0))} for word in words]
     wanted = {(i, j) for i, j in itertools.permutations(range(len(words)), 2) if without[i] & without[j]}
     assert {divmod(pair, len(words)) for pair in same_without_a_letter(*coded(words)).tolist()} == wanted
+
+
+def spelt(words):
+    """A lexicon of words without counts."""
+    flat = np.ones(len(words))
+    return Lexicon(words, flat, flat > 1, flat, np.zeros((1, 8), np.uint16), Channel({}), {})
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(st.sampled_from("abé'"), min_size=1, max_size=26), min_size=1, max_size=9, unique=True))
+def test_letters_of_words_are_coded_in_rows(words):
+    """Words with other characters, or with more than LONGEST, have none."""
+    found = Neighbours(spelt(words)).letters
+    codes = {"a": 1, "b": 2, "'": 27}
+    for row, word in zip(found.tolist(), words, strict=True):
+        coded = [codes[c] for c in word] if set(word) <= codes.keys() and len(word) <= LONGEST else []
+        assert row == coded + [0] * (LONGEST - len(coded))
+
+
+@given(st.lists(letters, min_size=1, max_size=9, unique=True))
+def test_surprise_is_that_of_three_letters_in_a_row(words):
+    counts = np.full((28, 28, 28), 0.5)
+    for word in words:
+        code = [0, 0, *(ord(c) - 96 if c != "'" else 27 for c in word), 0]
+        for a, b, c in zip(code, code[1:], code[2:], strict=False):
+            counts[a, b, c] += 1
+    expected = -np.log(counts / counts.sum(-1, keepdims=True))
+    np.testing.assert_allclose(Neighbours(spelt(words)).letter_surprise, expected)
 
 
 def test_a_decision_is_undecided_between_the_limits():

@@ -70,12 +70,19 @@ class Neighbours:
     @cached_property
     def letters(self) -> NDArray[np.uint8]:
         """[V, LONGEST], 1 to 27; 0 after the end, and everywhere for words with other characters."""
-        coded = np.array([word.encode() for word in self.lexicon.words], f"S{LONGEST + 2}")
-        raw = coded.view(np.uint8).reshape(len(coded), -1)
-        letters = _CODES[raw]
-        other = ((raw > 0) & (letters == 0)).any(-1) | (raw[:, LONGEST] > 0)
+        text = np.frombuffer("\n".join([*self.lexicon.words, ""]).encode(), np.uint8)
+        ends = np.flatnonzero(text == ord("\n"))
+        starts = np.append(0, ends[:-1] + 1)
+        sizes = ends - starts
+        letters = np.zeros((len(sizes), LONGEST), np.uint8)
+        other = sizes > LONGEST
+        for place in range(LONGEST):
+            words = np.flatnonzero((sizes > place) & ~other)
+            code = _CODES[text[starts[words] + place]]
+            letters[words, place] = code
+            other[words[code == 0]] = True
         letters[other] = 0
-        return np.ascontiguousarray(letters[:, :LONGEST])
+        return letters
 
     @cached_property
     def lengths(self) -> NDArray[np.int8]:
@@ -164,17 +171,19 @@ class Neighbours:
         both = chain(inflections(self.lexicon.words[:size]), homophones(self.lexicon.words[:HOMOPHONE_WORDS]))
         alike = np.fromiter(chain.from_iterable(both), np.int64).reshape(-1, 2)
         alike = size * alike + alike[:, ::-1]
-        pairs = np.unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
+        pairs = sorted_unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
         return np.searchsorted(pairs, size * np.arange(size + 1)), pairs % size
 
     @cached_property
     def letter_surprise(self) -> Floats:
         """-log p of a letter after two others in the words of the lexicon, [28, 28, 28]; 0 is the end, or before it."""
-        rows = self.letters[self.lengths > 0].astype(np.uint16)  # 28^3 fits
-        rows = np.pad(rows, ((0, 0), (2, 1)))
-        ends = np.arange(rows.shape[1] - 2)[None] <= (rows > 0).sum(-1)[:, None]
-        codes = (rows[:, :-2] * 28 + rows[:, 1:-1]) * 28 + rows[:, 2:]
-        counts = np.bincount(codes[ends], minlength=28**3).reshape(28, 28, 28) + 0.5
+        rows = np.pad(self.letters[self.lengths > 0], ((0, 0), (2, 1)))
+        sizes = (rows > 0).sum(-1)
+        text = rows[np.arange(rows.shape[1]) < sizes[:, None] + 2].astype(np.uint16)  # all words, after two ends each
+        codes = (text * 28 + np.roll(text, -1)) * 28 + np.roll(text, -2)  # 28^3 fits
+        counts = np.bincount(codes, minlength=28**3).reshape(28, 28, 28)
+        counts[:, 0, 0] = 0  # beyond the end of a word
+        counts = counts + 0.5
         return -np.log(counts / counts.sum(-1, keepdims=True))
 
     def strangeness(self, written: str) -> float:
@@ -195,11 +204,10 @@ def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:
 def inflections(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Pairs of words, by number, that differ by an ending."""
     index = {word: number for number, word in enumerate(words)}
-    for word, number in index.items():
-        if word.endswith(ENDINGS):
-            for ending in ENDINGS:
-                if word.endswith(ending) and (other := index.get(word.removesuffix(ending))) is not None:
-                    yield other, number
+    for ending in ENDINGS:
+        for word in [word for word in words if word.endswith(ending)]:
+            if (other := index.get(word.removesuffix(ending))) is not None:
+                yield other, index[word]
 
 
 def homophones(words: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -237,7 +245,13 @@ def same_without_a_letter(letters: NDArray[np.uint8], lengths: NDArray[np.int8])
         one, other = word[same], word[same + shift]
         pairs += [part[one != other] for part in (size * one + other, size * other + one)]
         shift += 1
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *pairs]))
+    return sorted_unique(np.concatenate([np.zeros(0, np.int64), *pairs]))
+
+
+def sorted_unique(numbers: Integers) -> Integers:
+    """The different numbers in order, like `np.unique`, which imports masked arrays and is slower."""
+    numbers = np.sort(numbers)
+    return numbers[np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]]
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Lexicon:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+        return dict(zip(self.words, range(len(self.words)), strict=True))
 
     @cached_property
     def counts(self) -> Floats:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from cedd.apps.correct.left_to_right import load_left_to_right, reads_without_torch
-from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored
 from cedd.apps.correct.word_by_word import LazyScores, lexicon_in, reader_in, word_by_word, words_folder
 from cedd.data.text import check_text
 from cedd.models.description import read_description
@@ -52,9 +51,13 @@ class WordCorrector:
                 corrected. None is plain text.
         """
         check_text(text, "the text to correct")
+        correct = partial(word_by_word, self.reader, scores=self.scores, threshold=threshold)
+        if syntax is None and "cedd: ignore" not in text:
+            return correct(text, ignored=ignored_words)
+        from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored  # compiles 30 patterns
+
         masked = mask(text, syntax)
         names = frozenset[str]() if syntax is None else identifiers(text, masked)
-        correct = partial(word_by_word, self.reader, scores=self.scores, threshold=threshold)
         return restored(text, correct(mask_ignored(masked, text), ignored=names.union(ignored_words)), syntax)
 
 
