@@ -29,12 +29,12 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 JUDGE = "smollm2.gguf"
 STEPS = (8, 16, 32, 64, 128, 1024)
-SHOWN_STEPS = (8, 16, 32, 128)
-SHOWN_STEPS_AT_LOW_ENTROPY = (64, 128, 1024)
+SHOWN_STEPS = (16, 32, 128)
+SHOWN_STEPS_AT_LOW_ENTROPY = (64, 128)
 LOW_ENTROPY = 4.1
 RATIO = "its ratio to 1024 steps"
 KINDS = ("replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
-SHOWN_KINDS = ("missing", "several", "real word", "joined", "split")
+SHOWN_KINDS = ("several", "real word", "joined", "split")
 
 
 def interval(estimate: IntervalEstimate | None, digits: int = 0) -> str:
@@ -102,9 +102,25 @@ def with_top_p(cells: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
+def at_the_default_entropy(by_top_p: Sequence[Point], by_temperature: Sequence[Point]) -> str:
+    """Perplexities at the entropy of the default of `english`, 64 steps with top-p 0.8."""
+    (default,) = (one for one in by_top_p if one.setting.steps == 64 and one.setting.top_p == 0.8)
+    entropy = figures(default)["token_entropy"]["value"]
+    by_steps = {one.curve.steps: one for one in compare_curves(by_top_p, entropy)}
+    rows = [(f"{steps} steps, top-p", by_steps[steps].perplexity) for steps in (64, 128)]
+    rows += [
+        ("128 steps, temperature", one.perplexity)
+        for one in compare_curves(by_temperature, entropy)
+        if one.curve.sampler == "analytic" and one.curve.steps == 128
+    ]
+    rows.append(("64 over 128 steps, top-p", by_steps[64].over_most_steps))
+    lines = [f"| at {entropy:.3f} nats | perplexity |", "|---|--:|"]
+    return "\n".join(lines + [f"| {name} | {interval(found, 2 if 'over' in name else 0)} |" for name, found in rows])
+
+
 def sampler_tables() -> dict[str, str]:
     """The tables of the page on samplers."""
-    english, others = points("frontier"), points("frontier-processes")
+    english, others, of_top_p = points("frontier"), points("frontier-processes"), points("frontier-english")
     real, real_of_others = common_entropy(english), common_entropy(others)
     assert real is not None
     assert real_of_others is not None
@@ -119,7 +135,8 @@ def sampler_tables() -> dict[str, str]:
         "frontier": by_steps(at_real, runs=False, ratios=first),
         "frontier-low": by_steps(at_low, runs=False, ratios=first),
         "frontier-processes": by_steps(of_processes, runs=True, ratios=of_others),
-        "frontier-top-p": with_top_p(points("frontier-english")),
+        "frontier-top-p": with_top_p(of_top_p),
+        "default-entropy": at_the_default_entropy(of_top_p, english),
     }
 
 
