@@ -23,7 +23,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -342,21 +342,22 @@ def check_cell(arguments: Arguments, cell: str, parent: Path) -> None:
             raise ValueError(f"--cells: {cell} differs in adapt.{name}, which has no effect {why}; leave it out")
 
 
-def table(records: Mapping[str, Any]) -> str:
-    """Bits per byte in Markdown, ± half of the 95% interval over sequences."""
+def table(records: Mapping[str, Any], shown: Sequence[str] = ()) -> str:
+    """Bits per byte of these texts (default: all) in Markdown, ± half of the 95% interval over sequences."""
     texts = list(dict.fromkeys(name for record in records.values() for name in record["bits_per_byte"]))
+    texts = [name for name in texts if name in shown or not shown]
     titles = {HELD_OUT: "held-out Wikipedia", **SETS}
     head = ["cell", "tokens (M)", "exact, held-out Wikipedia", *(titles.get(name, name) for name in texts)]
     lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     for cell, record in records.items():
         found = record["bits_per_byte"]
-        shown = [
+        figures = [
             f"{found[name]['bits_per_byte']:.3f} ± {1.96 * found[name]['stderr']:.3f}" if name in found else ""
             for name in texts
         ]
         exact = found.get(HELD_OUT, {}).get("exact_bits_per_byte")
         tokens = f"{record['tokens'] / 1e6:.0f}" if "tokens" in record else "0"
-        lines.append([cell, tokens, "" if exact is None else f"{exact:.3f}", *shown])
+        lines.append([cell, tokens, "" if exact is None else f"{exact:.3f}", *figures])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

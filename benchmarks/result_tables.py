@@ -187,6 +187,13 @@ def correction_tables() -> dict[str, str]:
     }
 
 
+def adaptation_tables() -> dict[str, str]:
+    """The table of adapted models, on some texts and on all."""
+    records = json.loads((RESULTS / "adaptation.json").read_text("utf-8"))
+    shown = adaptation.table(records, (adaptation.HELD_OUT, "wikitext2", "ptb"))
+    return {"adapted": shown, "all-texts": adaptation.table(records)}
+
+
 def block_tables() -> dict[str, str]:
     """The table of models with blocks of several sizes."""
     rows: dict[str, Any] = json.loads((RESULTS / "blocks.json").read_text("utf-8"))["rows"]
@@ -215,7 +222,7 @@ def all_tables() -> dict[str, dict[str, str]]:
         "intervals.md": bound_coverage.tables(coverage),
         "samplers.md": sampler_tables(),
         "correction.md": correction_tables(),
-        "adaptation.md": {"adapted": adaptation.table(json.loads((RESULTS / "adaptation.json").read_text("utf-8")))},
+        "adaptation.md": adaptation_tables(),
         "blocks.md": block_tables() | {name: table for name, table in rows.items() if name.startswith("blocks-")},
     }
 

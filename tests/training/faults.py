@@ -1,6 +1,6 @@
 """A campaign of faults: kills, a full disk, flipped bits, lost ends and swapped folders, each counted by how it ended.
 
-    python -m tests.training.faults --size 40 --seed 0      (the table of docs/reliability.md)
+    python -m tests.training.faults --size 40 --seed 0      (docs/reliability.md cites --size 120)
 
 `size` is the number of kills in each place; of what is cheaper there is more, of what is dearer less. An outcome that
 begins with LOST is one that must not be: the tests want none of them.
