@@ -276,33 +276,36 @@ def sentence(row: dict[str, Any]) -> str:
     )
 
 
-COLUMNS = ("answered", "refused at first", "wrong", "one at a time", "with 200 clients", "gain", "CPU time per request")
+COLUMNS = ("one at a time", "with 200 clients", "gain", "CPU time per request")
 
 
 def table(found: dict[str, Any]) -> str:
     """The figures for a page."""
     lines = [f"| requests | {' | '.join(COLUMNS)} |", f"|---|{'--:|' * len(COLUMNS)}"]
-    for kind, row in ((KINDS[name], found[name]) for name in KINDS if name in found):
+    rows = {name: found[name] for name in KINDS if name in found}
+    for name, row in rows.items():
         cells = (
-            f"{row['answered']:,}",
-            f"{row['refused']}",
-            f"{row['mixed_up'] + row['wrong']}",
             f"{row['alone_per_second']:.2f}/s",
             f"{row['together_per_second']:.2f}/s",
             f"{row['gain']:.1f} times",
             f"{row['alone_computed_ms']:.0f}, {row['together_computed_ms']:.0f} ms",
         )
-        lines.append(f"| {kind.title} | {' | '.join(cells)} |")
+        lines.append(f"| {KINDS[name].title} | {' | '.join(cells)} |")
+    answered, refused, wrong = (
+        sum(row[one] for row in rows.values() for one in names)
+        for names in (("answered",), ("refused",), ("mixed_up", "wrong"))
+    )
     text = (
         f"Single run on {found['cores']} cores ({found['machine']}, load average {found['load_average']:.1f} before). "
-        f"The server started in {found['start_seconds']:.1f} s."
+        f"{answered:,} requests were answered ({refused} refused at first), and {wrong} answers were wrong. "
+        f"The server started in {found['start_seconds']:.1f} s"
     )
     if memory := found.get("memory"):
         text += (
-            f" Over {memory['requests']:,} small requests, half of them corrections, it and its worker processes used "
-            f"{memory['least_mib']:.0f} to {memory['most_mib']:.0f} MiB after the first tenth."
+            f" and used {memory['least_mib']:.0f} to {memory['most_mib']:.0f} MiB over {memory['requests']:,} small "
+            "requests, half of them corrections"
         )
-    return "\n".join([*lines, "", textwrap.fill(text, 120)])
+    return "\n".join([*lines, "", textwrap.fill(f"{text}.", 120)])
 
 
 def family(process: int) -> Iterator[list[str]]:
