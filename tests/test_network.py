@@ -237,7 +237,7 @@ def test_a_row_without_any_possible_token_is_refused() -> None:
 
 def test_on_a_device_the_check_waits_until_it_is_asked() -> None:
     check = network_module.OutputCheck()
-    check._totals = [torch.tensor(1.0), torch.tensor(float("nan"))]
+    check._totals = [(torch.tensor(number), network_module.invalid_outputs) for number in (1.0, float("nan"))]
     with pytest.raises(ValueError, match="the network returned nan"):
         check.settle()
     check.settle()  # once is enough

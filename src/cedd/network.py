@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -256,7 +256,6 @@ class RecordsFunctions(Protocol):
         ...
 
 
-@runtime_checkable
 class RecordsCalls(HasHead, Protocol):
     """A network that also runs functions of outputs at all masks as CUDA graphs."""
 
@@ -276,6 +275,11 @@ class RecordsCalls(HasHead, Protocol):
 def records_functions(model: object) -> TypeGuard[RecordsFunctions]:
     """Whether a network declares that it records functions of rows."""
     return capabilities_of(model).recorder
+
+
+def records_calls(model: object) -> TypeGuard[RecordsCalls]:
+    """Whether a network records functions of outputs at all masks."""
+    return records_functions(model) and hasattr(model, "recorded_in")
 
 
 class RecordsBlocks(HasCache, RecordsFunctions, Protocol):
@@ -367,10 +371,14 @@ class HostPlaces:
 
     rows: NDArray[np.int64]
     """Those that are revealed, ascending flat positions [R]."""
-    masked: NDArray[np.bool_]
-    """Which positions are masks before the call, [B * L]."""
-    numbers: NDArray[np.float64]
-    """A uniform number for each of those that are revealed, [R]."""
+    masks: NDArray[np.int64]
+    """All masks before the call, ascending flat positions [M]."""
+    sent: Tensor | None = None
+    """The same on the device, if they were sent before."""
+
+    def masks_on(self, device: torch.device) -> Tensor:
+        """All masks on a device."""
+        return torch.as_tensor(self.masks).to(device, non_blocking=True) if self.sent is None else self.sent
 
 
 def flat_places(where: Tensor) -> Tensor:
@@ -555,38 +563,38 @@ class Network:
         head = FullPrecisionHead(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head), places.rows)
 
+    @cached_property
+    def recorder(self) -> RecordsCalls | None:
+        """The model, if `recorded` can use it."""
+        model, is_whole = self.model, self.only is None and not self.one_by_one
+        return model if is_whole and self.home == self.device and records_calls(model) else None
+
     def recorded(
         self,
         x_t: Tensor,
         sigma: Tensor,
-        masks: NDArray[np.int64],
-        function: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]],
-        given: Tensor,
-    ) -> tuple[Tensor, ...] | None:
-        """function(outputs [M, V] at the flat positions `masks`, x_t [B, L], given [B, ...]) as one recording with the
-        head, if the network makes recordings; the result is overwritten by the next call."""
-        model = self.model
-        unit = -(-x_t.numel() // _SIZES)
-        room = max(1, -(-len(masks) // unit)) * unit
-        if (
-            self.one_by_one
-            or self.only is not None
-            or self.home != self.device
-            or not isinstance(model, RecordsCalls)
-            or room * self.vocab_size > entries_at_once(self.device)
-        ):
+        places: Tensor,
+        function: Callable[..., tuple[Tensor, Tensor]],
+        *given: Tensor,
+    ) -> tuple[Tensor, Tensor] | None:
+        """function(outputs [M, V] at flat positions [M], x_t [B, L], *given) as one recording with the head, if the
+        network makes recordings: a tensor and a number []."""
+        model, unit = self.recorder, -(-x_t.numel() // _SIZES)
+        room = max(1, -(-len(places) // unit)) * unit
+        if model is None or room * self.vocab_size > entries_at_once(self.device):
             return None
-        step, rooms = _HeadAnd(function, FullPrecisionHead(model.head), self.vocab_size), (room, len(x_t), len(x_t))
+        step = _HeadAnd(function, FullPrecisionHead(model.head), self.vocab_size)
+        rooms = room, len(x_t), *map(len, given)
         if not model.records(step, rooms):
             return None
-        places = torch.as_tensor(masks).to(self.device, non_blocking=True)
         hidden = self._run(_at_places(model, places, x_t.numel()), x_t, sigma).flatten(0, 1).index_select(0, places)
-        recorded = model.recorded_in(step, (hidden, x_t, given.to(self.device, non_blocking=True)), rooms)
+        recorded = model.recorded_in(step, (hidden, x_t, *given), rooms)
         if recorded is None:
             return None
-        *made, total = recorded
-        self.check.add(total.clone())
-        return tuple(made)
+        made, numbers = (each.clone() for each in recorded)  # the next call of the network may overwrite recordings
+        total, number = numbers.unbind()
+        self.check.add(total)
+        return made, number
 
     def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
         """The outputs at ascending rows [R], one sequence at a time."""
@@ -719,16 +727,17 @@ class OutputRows:
 
 @dataclass(frozen=True)
 class _HeadAnd:
-    """A function of outputs as a function of features, which also returns the sum that `OutputCheck` reads."""
+    """A function of outputs as a function of features, which also returns the sum that `OutputCheck` reads; together
+    with the number that the function returns besides its tensor, if it does."""
 
-    function: Callable[..., Tensor | tuple[Tensor, ...]]
+    function: Callable[..., Tensor | tuple[Tensor, Tensor]]
     head: Callable[[Tensor], Tensor]
     vocab_size: int
 
     def __call__(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         outputs = checked_outputs(self.head(hidden), (len(hidden), self.vocab_size))
-        made = self.function(outputs, *others)
-        return *(made if isinstance(made, tuple) else (made,)), _sum_of_largest(outputs)
+        made, total = self.function(outputs, *others), _sum_of_largest(outputs)
+        return (made, total) if isinstance(made, Tensor) else (made[0], torch.stack([total, made[1].double()]))
 
 
 class RowsOneByOne(OutputRows):

@@ -710,6 +710,26 @@ def test_recorded_draws_of_a_language_are_the_draws(sampler: str, options: dict[
     assert (torch.stack(shown) == 20).sum((1, 2)).diff().max() <= 0  # no state is overwritten
 
 
+def test_a_recorded_draw_serves_other_temperatures_and_sends_its_masks_once(monkeypatch) -> None:
+    process, constraint = cedd.absorb(20), in_language("[a-f]{2,5}[^a]*(tt?|sr*)")
+    model = transformer(process)
+    recording, captured = Recording(model), list[int]()
+    for temperature in (0.5, 0.5, 2):
+        how = {"constraint": constraint, "temperature": temperature, "seeds": range(5), "deterministic": False}
+        x, y = (sample(made, process, (5, 16), method="cedd", steps=6, **how) for made in (recording, model))
+        assert torch.equal(x, y)
+        captured.append(recording.captured)
+    assert 0 == captured[0] < captured[1] == captured[2]
+    masked = torch.ones(5, 16, dtype=torch.bool)
+    steps = torch.tensor([[0.5, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]).double()
+    plan = Plan(grid_sampler.Chances(*steps), masked, ~masked, RandomNumbers(range(5), 16), True, follows=True)
+    first, second = plan.calls(0, 2, torch.device("meta"))  # what is sent has no values
+    for call, count in ((first, 80), (second, 80 - len(first.places))):
+        assert call.places.host is not None
+        assert len(call.places.host.masks) == count
+        assert call.places.host.masks_on(torch.device("meta")) is call.places.host.sent
+
+
 def test_a_recorded_language_that_is_impossible_and_a_recording_that_fails() -> None:
     process = cedd.absorb(20)
     recording, how = Recording(transformer(process)), {"method": "cedd", "sampler": "analytic", "steps": 3}

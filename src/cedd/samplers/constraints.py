@@ -23,7 +23,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from cedd.network import AllowedTokens, HostPlaces
+from cedd.network import AllowedTokens
 from cedd.samplers.choice import Sharpening
 
 Constraint = Callable[[Tensor], Tensor]
@@ -87,13 +87,20 @@ Draw = Callable[[Tensor, Tensor], Tensor]
 class WholeDraw(Protocol):
     """`JointConstraint.draw` as a function of tensors, which a GPU can record. Equal functions do the same."""
 
-    def given(self, host: HostPlaces, length: int) -> Tensor:
-        """What it takes besides the outputs and the states, one row per sequence, from what is known on the host."""
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """What it takes besides, which is the same in all calls of a run."""
         ...
 
-    def __call__(self, outputs: Tensor, x: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """The states [B, L] after the draws from outputs [M, V] at all masks, and a number [] that is not finite if
-        nothing can be drawn for a sequence."""
+    def __call__(self, outputs: Tensor, x: Tensor, numbers: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        """The states [B, L] after the draws, and a number [] that is not finite if nothing can be drawn for a sequence.
+
+        Args:
+            outputs: of the network at all masks in their order, [M, V], and any others.
+            x: the states, [B, L].
+            numbers: uniform numbers [B, L] for the masks that are drawn, and -1 elsewhere.
+            constants: those of the property.
+        """
         ...
 
     def error(self) -> ValueError:

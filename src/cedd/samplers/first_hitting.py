@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,7 +89,7 @@ class FirstHitting(RevealSampler):
                 places = Places(rows, sequences, local)
             if joint:
                 here = (starts + order[:, k])[left].numpy()
-                places = replace(places, host=HostPlaces(here, follows.copy(), chosen[left, k].numpy()))
+                places = replace(places, host=HostPlaces(here, np.flatnonzero(follows)))
                 follows[here] = False
             flat = run.revealed(flat.view(batch, length), sigmas[k], places, v).flatten()
             if run.callback is not None:

@@ -36,7 +36,7 @@ from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.feature_cache import with_cached_features
-from cedd.samplers.plan import BLOCK_STEPS, Candidates, Chances, Plan, blocks, chances, check_leaps
+from cedd.samplers.plan import BLOCK_STEPS, MOST_FOLLOWED, Candidates, Chances, Plan, blocks, chances, check_leaps
 from cedd.samplers.random_numbers import Use
 from cedd.samplers.sampler import Sampler, SamplingRun
 
@@ -313,8 +313,8 @@ def _possible(run: GridRun, x: Tensor) -> Tensor:
 
 
 def _plan(run: GridRun, x: Tensor, known: Chances) -> Plan:
-    masked = x == run.process.vocab_size
-    return Plan(known, masked, run.held, run.random, run.network.has_head, follows=run.joint is not None)
+    masked, follows = x == run.process.vocab_size, run.joint is not None and x.numel() <= MOST_FOLLOWED
+    return Plan(known, masked, run.held, run.random, run.network.has_head, follows=follows)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from cedd.constraints.product_law import ProductLaw, TokenLanguage, draw_classes, product_law
 from cedd.constraints.token_automaton import before_end
-from cedd.network import HostPlaces
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Draw, JointConstraint, WholeDraw
 
@@ -189,42 +188,36 @@ class LanguageConstraint(JointConstraint):
 
 
 @dataclass(frozen=True)
-class SpanDraw(WholeDraw):
-    """The draws of a span by operations on tensors alone."""
+class SpanDraw:
+    """The draws of a span by operations on tensors alone (a `WholeDraw`)."""
 
     language: TokenLanguage
     start: int
     stop: int
     excluded: tuple[int, ...]
     is_greedy: bool
-    temperature: float = field(compare=False)
+    has_temperature: bool
+    constants: tuple[Tensor, ...] = field(compare=False)
     name: str = field(compare=False)
 
     @staticmethod
     def of(span: Span, sharpening: Sharpening, device: torch.device) -> SpanDraw:
         """The draws of a span on a device."""
         excluded = tuple(token for token in sharpening.excluded if token not in span.ends)
-        language, temperature = span.language.on(device), sharpening.temperature
-        return SpanDraw(language, span.start, span.stop, excluded, temperature == 0, temperature or 1.0, span.name)
+        language, temperature = span.language.on(device), float(sharpening.temperature)
+        constants = () if temperature in (0, 1) else (torch.full((1,), temperature, device=device),)
+        kind = temperature == 0, bool(constants)
+        return SpanDraw(language, span.start, span.stop, excluded, *kind, constants, span.name)
 
-    def given(self, host: HostPlaces, length: int) -> Tensor:
-        """See `WholeDraw`: for each position of the span, the row of its outputs (-1: known) and its number (-1: not
-        drawn); and the temperature, [B, 2 n + 1]."""
-        span, found = self.stop - self.start, np.full((2, len(host.masked)), -1.0)
-        masks = np.flatnonzero(host.masked)
-        found[0, masks] = np.arange(len(masks))
-        found[1, host.rows] = host.numbers
-        parts = found.reshape(2, -1, length)[:, :, self.start : self.stop]
-        parts = parts.transpose(1, 0, 2).reshape(-1, 2 * span)
-        return torch.as_tensor(np.pad(parts, ((0, 0), (0, 1)), constant_values=self.temperature))
-
-    def __call__(self, outputs: Tensor, x: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        own = slice(self.start, self.stop)
+    def __call__(self, outputs: Tensor, x: Tensor, numbers: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        own, language, is_greedy = slice(self.start, self.stop), self.language, self.is_greedy
         logits = Sharpening(excluded=self.excluded).without(outputs, -math.inf)
-        logits, is_greedy = logits / given[0, -1].to(logits), self.is_greedy
-        language, here, (rows, numbers) = self.language, x[:, own], given[:, :-1].chunk(2, 1)
-        known = torch.where(rows < 0, language.classes[here.clamp_max(language.vocab_size - 1)], -1)
-        chosen, rows = numbers >= 0, rows.clamp_min(0.0).long()
+        for temperature in constants:
+            logits = logits / temperature
+        here, numbers = x[:, own], numbers[:, own]
+        masked, chosen = here == language.vocab_size, numbers >= 0
+        rows = (masked.flatten().cumsum(0) - 1).clamp(0, len(outputs) - 1).view(here.shape)
+        known = torch.where(masked, -1, language.classes[here.clamp_max(language.vocab_size - 1)])
         weights = language.class_log_weights(logits, is_greedy)
         classes, rest, log_normalizer = draw_classes(language, weights, rows, known, numbers, chosen, is_greedy)
         labels, at = classes.masked_fill(~chosen, -1).flatten(), rows.flatten()

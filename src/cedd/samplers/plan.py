@@ -118,6 +118,8 @@ def _flat(flags: Tensor) -> NDArray[np.bool_]:
 
 BLOCK_STEPS = 32
 """Largest number of steps that are planned and sent to the device together."""
+MOST_FOLLOWED = 1 << 18
+"""Positions of a batch up to which all masks of each of these steps are sent, too, if they are needed."""
 
 
 def blocks(steps: int, largest: int) -> Iterator[tuple[int, int]]:
@@ -253,9 +255,8 @@ class Plan:
         )
         places = self._places(jumps.rows)
         if (masked := self._called) is not None:
-            places = replace(places, host=HostPlaces(jumps.rows, masked, jumps.v))
-            self._called = masked.copy()
-            self._called[jumps.rows], self._called[moves.rows[moves.back]] = False, True
+            places = replace(places, host=HostPlaces(jumps.rows, np.flatnonzero(masked)))
+            masked[jumps.rows], masked[moves.rows[moves.back]] = False, True
         return Candidates(places, u, v, masked_again, steps, of_rows, self.only_reveals)
 
     def _places(self, rows: FlatRows) -> Places:
@@ -298,8 +299,10 @@ class Plan:
             [c.masked_again for c in made],
             [c.steps for c in made],
             [c.of_rows for c in made],
+            [c.places.rows[:0] if c.places.host is None else c.places.host.masks_on(c.u.device) for c in made],
         )
         sent = (torch.split(torch.cat(kind).to(device, non_blocking=True), [*map(len, kind)]) for kind in kinds)
-        for call, rows, local, sequences, u, v, masked_again, steps, of_rows in zip(made, *sent, strict=True):
-            places = Places(rows, None if call.places.sequences is None else sequences, local, call.places.host)
+        for call, rows, local, sequences, u, v, masked_again, steps, of_rows, masks in zip(made, *sent, strict=True):
+            host = None if call.places.host is None else replace(call.places.host, sent=masks)
+            places = Places(rows, None if call.places.sequences is None else sequences, local, host)
             yield Candidates(places, u, v, masked_again, steps, of_rows, call.only_reveals)

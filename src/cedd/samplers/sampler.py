@@ -210,18 +210,24 @@ class SamplingRun:
 
     @cached_property
     def _whole_draw(self) -> WholeDraw | None:
-        return None if self.joint is None else self.joint.whole_draw(self.sharpening, self.device)
+        if self.joint is None or self.network.recorder is None:
+            return None
+        return self.joint.whole_draw(self.sharpening, self.device)
+
+    @cached_property
+    def _undrawn(self) -> Tensor:
+        """-1 for each position, [B * L]."""
+        return torch.full((len(self.seeds) * self.length,), -1.0, dtype=torch.float64, device=self.device)
 
     def revealed(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
         """x [B, L] after `reveal`, which is recorded together with the head if possible."""
         host, draw = places.host, self._whole_draw
         if draw is not None and host is not None:
-            sigma = sigma.expand(len(x))
-            masks = np.flatnonzero(host.masked)
-            if found := self.network.recorded(x, sigma, masks, draw, draw.given(host, self.length)):
-                x, finite = found
-                self.network.check.add(finite.clone(), draw.error)
-                return x.clone()  # recordings share memory: the network's next call may overwrite it
+            numbers = self._undrawn.index_copy(0, places.rows, v).view(x.shape)
+            if found := self.network.recorded(x, sigma, host.masks_on(x.device), draw, numbers, *draw.constants):
+                x, number = found
+                self.network.check.add(number, draw.error)
+                return x
         return put_at(x, places.rows, self.reveal(x, sigma, places, v))
 
     def reveal_with_confidence(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,15 +274,15 @@ class SamplingRun:
         """All masks of the sequences that have some of the rows [R]; on the host, these masks, which of them the rows
         are, and how many each of these sequences has. Unless the host has both, the call waits for a GPU here."""
         if host is None:
-            masked, own = np.asarray((x == self.process.vocab_size).cpu()), np.asarray(rows.cpu())
+            masks, own = np.flatnonzero(np.asarray((x == self.process.vocab_size).cpu())), np.asarray(rows.cpu())
         else:
-            masked, own = host.masked.reshape(x.shape), host.rows
+            masks, own = host.masks, host.rows
         has_rows = np.zeros(len(x), dtype=np.bool_)
         has_rows[own // self.length] = True
-        masked = masked & has_rows[:, None]
-        masks, sequences, rank = np.flatnonzero(masked), np.flatnonzero(has_rows), np.cumsum(has_rows) - 1
+        masks = masks[has_rows[masks // self.length]]
+        sequences, rank = np.flatnonzero(has_rows), np.cumsum(has_rows) - 1
         local = rank[masks // self.length] * self.length + masks % self.length
-        counts: list[int] = masked.sum(1)[has_rows].tolist()
+        counts: list[int] = np.bincount(local // self.length).tolist()
         parts = masks, sequences, local
         together = torch.as_tensor(np.concatenate(parts)).to(x.device, non_blocking=True)
         sent = torch.split(together, [*map(len, parts)])
