@@ -29,6 +29,10 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 JUDGE = "smollm2.gguf"
 STEPS = (8, 16, 32, 64, 128, 1024)
+SHOWN_SAMPLERS = (
+    *("analytic", "first-hitting", "gibbs", "remask-capped", "remask-confidence"),
+    *("probability", "entropy"),
+)
 SHOWN_STEPS = (16, 32, 128)
 SHOWN_STEPS_AT_LOW_ENTROPY = (64, 128)
 LOW_ENTROPY = 4.1
@@ -63,11 +67,11 @@ def ratios_to_most_steps(found: Sequence[CurveComparison]) -> str:
 
 
 def by_sampler(real: Sequence[CurveComparison], low: Sequence[CurveComparison]) -> str:
-    """A row for each sampler, a column for each shown number of steps and each of two entropies."""
+    """A row for each shown sampler, a column for each shown number of steps and each of two entropies."""
     heads = [f"{steps} steps" for steps in SHOWN_STEPS]
     heads += [f"{steps:,} steps, at {LOW_ENTROPY} nats" for steps in SHOWN_STEPS_AT_LOW_ENTROPY]
     lines = [f"| sampler | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
-    for sampler in dict.fromkeys(one.curve.sampler for one in real):
+    for sampler in SHOWN_SAMPLERS:
         cells: list[str] = []
         for found, shown in ((real, SHOWN_STEPS), (low, SHOWN_STEPS_AT_LOW_ENTROPY)):
             row = {one.curve.steps: one.perplexity for one in found if one.curve.sampler == sampler}
@@ -135,6 +139,7 @@ def sampler_tables() -> dict[str, str]:
         "frontier": by_steps(at_real, runs=False, ratios=first),
         "frontier-low": by_steps(at_low, runs=False, ratios=first),
         "frontier-processes": by_steps(of_processes, runs=True, ratios=of_others),
+        "top-p": with_top_p([one for one in of_top_p if one.setting.steps != 128]),
         "frontier-top-p": with_top_p(of_top_p),
         "default-entropy": at_the_default_entropy(of_top_p, english),
     }

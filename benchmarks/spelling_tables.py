@@ -104,10 +104,12 @@ def _summary(cells: Mapping[str, Any]) -> str:
         if cell != OURS and read_cell(plain).highest_time < 1:
             continue
         last = record["curve"][-1]
-        papers = of_the_paper(cell, record, last["step"]) or ()
+        papers = of_the_paper(cell, record, last["step"])
+        if papers is None and cell != OURS:
+            continue
         scores = [f"{100 * last['books'][name]['all']['share']:.1f}" for name in TEST_BOOKS]
         title = "our settings (bayes-star/roulette)" if cell == OURS else f"{plain}{SHOWN[recipe]}"
-        lines.append(f"| {title} | {last['step']:,} | {' / '.join(scores)} | {' / '.join(map(str, papers))} |")
+        lines.append(f"| {title} | {last['step']:,} | {' / '.join(scores)} | {' / '.join(map(str, papers or ()))} |")
     return "\n".join(lines)
 
 
