@@ -3,14 +3,16 @@
 import itertools
 import math
 import re
+import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.constraints import choice, intersect, length, regex
-from cedd.constraints.byte_automaton import _equivalent, _equivalent_by_rows, utf8_ranges
-from cedd.constraints.syntax import characters
+from cedd.constraints import choice, intersect, json_schema, length, regex
+from cedd.constraints.byte_automaton import _equivalent, utf8_ranges
+from cedd.constraints.syntax import characters, least_bytes
 
 WORDS = ["".join(letters) for count in range(5) for letters in itertools.product("abc", repeat=count)]
 
@@ -108,9 +110,77 @@ def test_only_languages_are_intersected():
         intersect("a")  # type: ignore[arg-type]
 
 
-def test_refinement_by_hashes_is_that_by_rows():
-    for pattern in ("(a|b)*a(a|b){4}", "[a-m]{3}|[k-z]{2}é?", "(?s).*(cat|dog).*"):
-        automaton = regex(pattern).automaton
-        by_hash = _equivalent(automaton.table, automaton.accepting)
-        by_rows = _equivalent_by_rows(automaton.table, automaton.accepting)
-        assert len(set(by_hash.tolist())) == len(set(by_rows.tolist())) == len(automaton)
+def classes_by_rows(table, accepting):
+    """Moore's refinement, by whole rows."""
+    block, count = accepting.astype(np.int64), 0
+    while True:
+        found, block = np.unique(np.concatenate([block[:, None], block[table]], 1), axis=0, return_inverse=True)
+        if len(found) == count:
+            return block.reshape(-1)
+        count = len(found)
+
+
+@given(
+    st.integers(2, 40),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    st.integers(0, 999),
+)
+@settings(max_examples=200, deadline=None)
+def test_equivalent_states_are_those_of_a_refinement_by_rows(states, columns, reach, share, seed):
+    rng = np.random.default_rng(seed)
+    table = np.minimum(rng.integers(0, reach, (states, columns)) + seed % 2 * np.arange(states)[:, None], states - 1)
+    accepting = rng.random(states) < share
+    found, expected = _equivalent(table.astype(np.int32), accepting), classes_by_rows(table, accepting)
+    same = set(zip(found.tolist(), expected.tolist(), strict=True))
+    assert len(same) == len(set(found.tolist())) == len(set(expected.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("language", "states"),
+    [
+        (regex("(ab ){4000}"), 12_002),
+        (regex("a{0,10000}"), 10_002),
+        (json_schema({"type": "string", "maxLength": 1000}), 14_004),
+        (regex("((a{10}){10}){10}"), 1002),
+    ],
+)
+def test_long_texts_are_compiled_in_seconds(language, states):
+    """A refinement of all states in each round takes a minute for the first."""
+    start = time.process_time()
+    assert len(language.automaton) == states
+    assert time.process_time() - start < 15
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("((a{0,100}){0,100}){0,100}", "too many ways"),
+        ("((((a{30}){30}){30}){30}){30}", "more than 20,000 states"),
+        ("(a{500}){500}", "more than 200,000 parts"),
+        ("(a|b)*a(a|b){20}", "more than 20,000 states"),
+        ("a|" * 20_000, "at most 20,000 characters"),
+        (".{9000}", "more than 20,000 states"),
+    ],
+)
+def test_patterns_that_are_too_large_are_refused_at_once(pattern, message):
+    start = time.process_time()
+    with pytest.raises(ValueError, match=message):
+        _ = regex(pattern).automaton
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("language", "least"),
+    [
+        (regex("a{3}(b|é){2,}"), 5),
+        (regex("(é|日)x*"), 2),
+        (json_schema({"type": "array", "items": {"type": "null"}, "minItems": 2}), len("[null,null]")),
+        (json_schema({"properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["b"]}), 10),
+        (intersect(regex("a+"), regex(".{4}")), 4),
+        (regex("[^\\s\\S]|a{2}"), 2),
+    ],
+)
+def test_shortest_texts(language, least):
+    assert least_bytes(language.expression) == least

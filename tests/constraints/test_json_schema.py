@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import time
 from decimal import Decimal
 from itertools import product
 
@@ -230,35 +231,50 @@ def test_formats(name, inside, outside):
     ("schema", "message"),
     [
         ("{", "is not JSON"),
+        ('{"items":' * 100_000, "too many nested levels"),
         (3, "an object, or true"),
-        ({"type": "strnig"}, "the type must be one of"),
-        ({"type": "string", "minimum": 3}, "'minimum' is not supported here"),
-        ({"not": {"type": "null"}}, "'not' is not supported here"),
-        ({"type": "integer", "multipleOf": 2}, "'multipleOf' is not supported here"),
-        ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported here"),
-        ({"type": "object", "patternProperties": {}}, "'patternProperties' is not supported here"),
-        ({"anyOf": [{"type": "null"}], "minLength": 1}, "'minLength' is not supported here"),
-        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf may overlap; use anyOf"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf may overlap"),
-        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf of several schemas"),
-        ({"$ref": "other.json"}, "only references within the schema"),
-        ({"$ref": "#/$defs/missing"}, "refers to nothing"),
-        ({"type": "object", "properties": {"a": True}, "required": ["b"]}, "required property 'b'"),
-        ({"type": "string", "format": "hostname"}, "the format must be one of"),
-        ({"type": "string", "pattern": "(?=a)"}, "#: regular expression '\\(\\?=a\\)': look-ahead"),
-        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems must be at most maxItems"),
-        ({"type": "array", "minItems": -1}, "whole number from 0 up"),
-        ({"type": "string", "maxLength": 10**9}, "maxLength must be at most 10,000 \\(got 1,000,000,000\\)"),
-        ({"enum": [1, math.nan]}, "enum and const must be JSON values \\(got nan\\)"),
-        ({"const": {1, 2}}, "enum and const must be JSON values"),
-        ({"prefixItems": [True], "minItems": 2}, "at most the 1 prefixItems"),
-        ({"type": "object", "minProperties": 2}, "above 1 is not supported"),
-        ({"type": "integer", "minimum": "3"}, "minimum must be a number"),
-        ({"enum": "abc"}, "enum must be a list"),
-        ({"anyOf": []}, "anyOf must be a list of schemas"),
-        ({"minLength": 1, "minItems": 2}, "keywords of array and string; give its type"),
-        ({"minimum": 1}, "keywords of integer and number; give its type"),
-        ({"type": "object", "properties": {"a": {"type": "array", "items": 3}}}, "#/a/items: a schema is an object"),
+        ({"type": "strnig"}, "at type: must be one of"),
+        ({"type": [{}]}, "at type: must be one of"),
+        ({"type": 5, "enum": [1]}, "at type: must be one of"),
+        ({"type": "string", "minimum": 3}, "at minimum: not supported with type string"),
+        ({"not": {"type": "null"}}, "at not: not supported"),
+        ({"type": "integer", "multipleOf": 2}, "at multipleOf: not supported with type integer"),
+        ({"type": "array", "uniqueItems": True}, "at uniqueItems: not supported"),
+        ({"type": "object", "patternProperties": {}}, "at patternProperties: not supported"),
+        ({"anyOf": [{"type": "null"}], "minLength": 1}, "at minLength: not supported with anyOf"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf: schemas may overlap; use anyOf"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "at oneOf: schemas may overlap"),
+        ({"oneOf": [{"type": [{}]}, {"type": [{}]}]}, "at oneOf: schemas may overlap"),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "at allOf: several schemas"),
+        ({"$ref": "other.json"}, r"at \$ref: must be a reference within the schema"),
+        ({"$ref": "#/$defs/missing"}, "'#/\\$defs/missing' does not exist"),
+        ({"type": "object", "properties": {"a": True}, "required": ["b"]}, "at required: 'b' is not in properties"),
+        ({"type": "object", "properties": {}, "required": 5}, r"at required: must be a list of names \(got 5\)"),
+        ({"type": "object", "properties": {"a": True}, "required": "a"}, "at required: must be a list of names"),
+        ({"type": "object", "properties": [1]}, "at properties: must be an object"),
+        ({"type": "string", "format": "hostname"}, "at format: must be one of"),
+        ({"type": "string", "format": []}, "at format: must be one of"),
+        ({"type": "string", "pattern": "(?=a)"}, r"at pattern: regular expression '\(\?=a\)': look-ahead"),
+        ({"type": "string", "pattern": 5}, "at pattern: a regular expression must be a string"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "at minItems: must be at most maxItems"),
+        ({"type": "array", "minItems": -1}, "at minItems: must be an integer, at least 0"),
+        ({"type": "string", "maxLength": 10**9}, r"maxLength: must be at most 10,000 \(got 1,000,000,000\)"),
+        ({"enum": [1, math.nan]}, r"at enum: not a JSON value: nan"),
+        ({"const": {1, 2}}, "at const: not a JSON value"),
+        ({"prefixItems": [True], "minItems": 2}, "at minItems: must be at most the number of prefixItems, 1"),
+        ({"type": "object", "minProperties": 2}, "at minProperties: must be 0 or 1"),
+        ({"type": "object", "properties": {"a": True}, "maxProperties": 2}, "at maxProperties: not supported with"),
+        ({"type": "integer", "minimum": "3"}, "at minimum: must be a number"),
+        ({"type": "integer", "maximum": 10**3000}, "at maximum: must be from -1e.100 to 1e.100"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, r"at minimum: must be at most the maximum, 3 \(got 5\)"),
+        ({"enum": "abc"}, "at enum: must be a list"),
+        ({"anyOf": []}, "at anyOf: must be a list of schemas"),
+        ({"minLength": 1, "minItems": 2}, "keywords are those of array and string; add the type"),
+        ({"minimum": 1}, "keywords are those of integer and number; add the type"),
+        ({"type": "object", "properties": {"a": {"items": 3}}}, r"at properties\.a\.items: a schema is an object"),
+        ({"properties": {"age": {"type": "integer", "minimum": "x"}}}, r"at properties\.age\.minimum: must be a"),
+        ({"anyOf": [{}, {"properties": {"a b": {"minItems": -1}}}]}, r'at anyOf\[1\]\.properties\."a b"\.minItems'),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "x"}}}, r"at \$defs\.n\.type: must be one of"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(schema, message):
@@ -269,5 +285,54 @@ def test_what_is_not_supported_is_refused_by_name(schema, message):
 
 def test_schemas_are_given_as_text_too():
     assert json_schema(json.dumps(PERSON)).automaton.fingerprint == json_schema(PERSON).automaton.fingerprint
-    with pytest.raises(ValueError, match="depth of a JSON schema must not be negative"):
-        json_schema(True, depth=-1)
+    for depth in (-1, 1.5, "2", True):
+        with pytest.raises(ValueError, match="depth of a JSON schema must be an integer, at least 0"):
+            json_schema(True, depth=depth)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="white space in JSON is spaces, tabs and line breaks"):
+        json_schema(True, whitespace="[ x]?")
+
+
+def chain(levels):
+    """A reference to a reference to ..."""
+    defined = {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(levels)}
+    return {"$ref": "#/$defs/n0", "$defs": {**defined, f"n{levels}": {"type": "null"}}}
+
+
+def tree(levels):
+    """A schema that refers to the next one twice."""
+    both = {
+        f"n{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/n{i + 1}"}] * 2, "minItems": 2}
+        for i in range(levels)
+    }
+    return {"$ref": "#/$defs/n0", "$defs": {**both, f"n{levels}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "array", "maxItems": 100_000}, "at maxItems: must be at most 10,000"),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 10_000}, "more than 20,000 states"),
+        (chain(2000), "more than 50 nested levels"),
+        (tree(12), "with references followed, the schema has more than 1,000 parts"),
+        (tree(60), "more than 50 nested levels"),
+        ({"enum": [f"value {i}" for i in range(20_000)]}, "at most 100,000 characters in total"),
+        ({"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2000)}}, "more than 1,000 parts"),
+    ],
+)
+def test_schemas_that_are_too_large_are_refused_at_once(schema, message):
+    """In seconds of CPU time: these expand to 1e4 to 1e18 parts."""
+    start = time.process_time()
+    with pytest.raises(ValueError, match=message) as caught:
+        _ = json_schema(schema).automaton
+    assert time.process_time() - start < 10
+    assert len(str(caught.value)) < 200
+
+
+def test_many_optional_properties():
+    names = [f"p{i}" for i in range(60)]
+    language = json_schema({"type": "object", "properties": {name: {"type": "null"} for name in names}})
+    for chosen in ([], names[:1], names[-1:], names[::7], names):
+        assert language.matches(json.dumps(dict.fromkeys(chosen)))
+    assert not language.matches('{"p1": null, "p0": null}')
+    assert not language.matches('{"p1": null,}')
+    assert not language.matches('{, "p1": null}')

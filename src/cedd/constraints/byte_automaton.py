@@ -13,15 +13,16 @@ what is allowed while a text is written. The law of a constraint (`product_law`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.constraints.syntax import Alternatives, Both, Characters, Expression, Repeat, Sequence
+from cedd.constraints.syntax import Alternatives, Both, Characters, Expression, Range, Repeat, Separated, Sequence
+from cedd.splitmix import Words
 
 Table = NDArray[np.int32]
 DEAD, START = 0, 1
@@ -29,6 +30,10 @@ MOST_NODES = 200_000
 """Of the automaton with empty moves."""
 MOST_STATES = 20_000
 """Of a deterministic one."""
+MOST_SET_SIZES = 1_000_000
+"""Sum of the sizes of the sets of nodes that are joined to make an automaton deterministic."""
+MANY_COPIES = 8
+"""Repetitions from which a part is compiled by itself."""
 _ENDS_OF_LENGTHS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 """The last code points that UTF-8 writes in 1, 2, 3 and 4 bytes."""
 
@@ -96,11 +101,13 @@ class ByteAutomaton:
 
 def _checked(states: int) -> int:
     if states > MOST_STATES:
-        raise ValueError(
-            f"the constraint needs more than {MOST_STATES:,} states; shorten its counts, or what may come between its "
-            "parts"
-        )
+        raise ValueError(f"the constraint needs more than {MOST_STATES:,} states; use smaller counts")
     return states
+
+
+def _check_parts(nodes: int) -> None:
+    if nodes > MOST_NODES:
+        raise ValueError(f"the constraint has more than {MOST_NODES:,} parts; use smaller counts")
 
 
 def compile_expression(expression: Expression) -> ByteAutomaton:
@@ -123,8 +130,7 @@ class _Nodes:
         """Of each node: (first byte, last byte, node)."""
 
     def new(self) -> int:
-        if len(self.empty) >= MOST_NODES:
-            raise ValueError(f"the constraint has more than {MOST_NODES:,} parts; shorten its counts")
+        _check_parts(len(self.empty) + 1)
         self.empty.append([])
         self.moves.append([])
         return len(self.empty) - 1
@@ -145,8 +151,11 @@ class _Nodes:
                 return last
             case Repeat():
                 return self._repeat(expression, first)
+            case Separated(parts, separator):
+                return self._separated(parts, separator, first)
             case Both(one, other):
-                return self._automaton(compile_expression(one).intersect(compile_expression(other)), first)
+                both = compile_expression(one).intersect(compile_expression(other))
+                return self._automaton(_moves_of(both), both.accepting.tolist(), first)
 
     def closure(self, node: int, last: int) -> frozenset[int]:
         """What empty moves lead to, as far as it matters: nodes with moves, and the last."""
@@ -163,7 +172,7 @@ class _Nodes:
         self.empty[node].append(made)
         return made
 
-    def _characters(self, ranges: Iterable[tuple[int, int]], first: int) -> int:
+    def _characters(self, ranges: tuple[Range, ...], first: int) -> int:
         last = self.new()
         shared: dict[tuple[tuple[int, int], ...], int] = {(): last}  # by what is still to come
 
@@ -173,35 +182,71 @@ class _Nodes:
                 self.moves[shared[rest]].append((*rest[0], node_before(rest[1:])))
             return shared[rest]
 
-        for low, high in ranges:
-            for encoded in utf8_ranges(low, high):
-                self.moves[first].append((*encoded[0], node_before(encoded[1:])))
+        for encoded in _encoded(ranges):
+            self.moves[first].append((*encoded[0], node_before(encoded[1:])))
         return last
 
     def _repeat(self, repeat: Repeat, first: int) -> int:
+        copies = repeat.least + (1 if repeat.most is None else repeat.most - repeat.least)
+        _check_parts(len(self.empty) + copies)
+        add = partial(self.add, repeat.part)
+        if copies >= MANY_COPIES and not isinstance(repeat.part, Characters):
+            # The minimal automaton of a part is often much smaller than its expression.
+            automaton = compile_expression(repeat.part)
+            _check_parts(len(self.empty) + copies * len(automaton))
+            add = partial(self._automaton, _moves_of(automaton), automaton.accepting.tolist())
         for _ in range(repeat.least):
-            first = self.add(repeat.part, first)
+            first = add(first)
         last = self._after(first)
         if repeat.most is None:
-            self.empty[self.add(repeat.part, last)].append(last)
+            self.empty[add(last)].append(last)
             return self._after(last)
         for _ in range(repeat.most - repeat.least):
-            first = self.add(repeat.part, first)
+            first = add(first)
             self.empty[first].append(last)
         return last
 
-    def _automaton(self, automaton: ByteAutomaton, first: int) -> int:
-        nodes, last = [self.new() for _ in range(len(automaton))], self.new()
-        self.empty[first].append(nodes[START])
-        for state in range(START, len(automaton)):
-            if automaton.accepting[state]:
-                self.empty[nodes[state]].append(last)
-            row = automaton.table[state]
-            cuts = np.flatnonzero(np.diff(row, prepend=-1)).tolist()
-            for low, high in zip(cuts, [*cuts[1:], 256], strict=True):
-                if row[low] != DEAD:
-                    self.moves[nodes[state]].append((low, high - 1, nodes[row[low]]))
+    def _separated(self, parts: tuple[tuple[Expression, bool], ...], separator: Expression, first: int) -> int:
+        none: int | None = first  # no part has been written; None after a required part
+        some: int | None = None  # at least one has
+        for part, may_miss in parts:
+            begin, after = self.new(), self.new()
+            if none is not None:
+                self.empty[none].append(begin)
+            if some is not None:
+                self.empty[self.add(separator, some)].append(begin)
+            self.empty[self.add(part, begin)].append(after)
+            if some is not None and may_miss:
+                self.empty[some].append(after)
+            none, some = none if may_miss else None, after
+        last = self.new()
+        for node in (none, some):
+            if node is not None:
+                self.empty[node].append(last)
         return last
+
+    def _automaton(self, moves: list[list[tuple[int, int, int]]], accepting: list[bool], first: int) -> int:
+        """A copy of an automaton: the moves of its states, of which the dead one is left out."""
+        before, last = self.new(), self.new()
+        offset = len(self.empty) - START
+        self.empty[first].append(before)
+        for state in range(START, len(moves)):
+            node = self.new()
+            self.moves[node] = [(low, high, target + offset) for low, high, target in moves[state]]
+            if accepting[state]:
+                self.empty[node].append(last)
+        self.empty[before].append(START + offset)
+        return last
+
+
+def _moves_of(automaton: ByteAutomaton) -> list[list[tuple[int, int, int]]]:
+    """The moves of each state: (first byte, last byte, state)."""
+    made: list[list[tuple[int, int, int]]] = []
+    for row in automaton.table:
+        cuts = np.flatnonzero(np.diff(row, prepend=-1)).tolist()
+        ends = zip(cuts, [*cuts[1:], 256], row[cuts].tolist(), strict=True)
+        made.append([(low, high - 1, target) for low, high, target in ends if target != DEAD])
+    return made
 
 
 def utf8_ranges(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -210,6 +255,12 @@ def utf8_ranges(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
         if first <= min(end, last):
             yield from _of_one_length(first, min(end, last))
             first = end + 1
+
+
+@lru_cache(maxsize=1024)
+def _encoded(chosen: tuple[Range, ...]) -> list[tuple[tuple[int, int], ...]]:
+    """The same for several ranges of code points."""
+    return [encoded for low, high in chosen for encoded in utf8_ranges(low, high)]
 
 
 def _of_one_length(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -244,22 +295,27 @@ def _deterministic(nodes: _Nodes, first: int, last: int) -> tuple[Table, NDArray
     begin = closure(first)
     numbers, waiting, rows = {begin: START}, [begin], [np.zeros(256, dtype=np.int32)]
     joined: dict[frozenset[int], frozenset[int]] = {}  # the closure of a set of nodes
+    followed = 0
     for state in waiting:  # which grows
-        targets: list[set[int]] = [set() for _ in lengths]
+        targets: dict[int, set[int]] = {}
         for node in state:
             for low, high, target in moves[node]:
                 for place in range(low, high):
-                    targets[place].add(target)
-        row: list[int] = []
-        for target in targets:
+                    targets.setdefault(place, set()).add(target)
+        row = [DEAD] * len(lengths)
+        for place, target in targets.items():
             key = frozenset(target)
             if key not in joined:
-                joined[key] = frozenset[int]().union(*map(closure, key))
-            reached = joined[key]
-            if reached and reached not in numbers:
-                numbers[reached] = _checked(len(numbers) + 1)
-                waiting.append(reached)
-            row.append(numbers[reached] if reached else DEAD)
+                parts = list(map(closure, key))
+                joined[key] = frozenset[int]().union(*parts)
+                followed += sum(map(len, parts))
+                if followed > MOST_SET_SIZES:
+                    raise ValueError("the constraint can match a text in too many ways; use smaller or fewer counts")
+            if reached := joined[key]:
+                if reached not in numbers:
+                    numbers[reached] = _checked(len(numbers) + 1)
+                    waiting.append(reached)
+                row[place] = numbers[reached]
         rows.append(np.repeat(np.array(row, dtype=np.int32), lengths))
     return np.stack(rows), np.array([False, *(last in state for state in waiting)])
 
@@ -293,42 +349,96 @@ def minimal(table: Table, accepting: NDArray[np.bool_]) -> ByteAutomaton:
 
 def _distinct_columns(table: Table) -> NDArray[np.int64]:
     """A byte of each group of bytes that lead from every state to the same, in order."""
-    _, first = np.unique(table, axis=1, return_index=True)
-    return np.sort(first)
+    first: dict[bytes, int] = {}
+    for byte in range(table.shape[1]):
+        first.setdefault(table[:, byte].tobytes(), byte)
+    return np.array(list(first.values()))
 
 
-def _equivalent(table: Table, accepting: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The number of each state's class of equivalent states, [Q], by Moore's refinement.
+def _equivalent(table: Table, accepting: NDArray[np.bool_], seed: int = 0) -> NDArray[np.int64]:
+    """The number of each state's equivalence class, [Q], by partition refinement (Hopcroft).
 
-    Rows of numbers are compared by a hash of 64 bits; the result is checked, so that a collision costs time only.
+    A block is split if its states lead to different blocks. Its largest part keeps the block's number, so that only
+    states that lead to the other parts are compared again. Rows are compared by 64-bit hashes. The result is checked;
+    after a collision the refinement is repeated with another seed.
     """
-    weights = np.random.default_rng(0).integers(1, 2**63, table.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
-    block, count = accepting.astype(np.int64), 0
-    while True:
-        found, block = np.unique(_hashes(block, table, weights), return_inverse=True)
-        if len(found) == count:
-            break
-        count = len(found)
-    member = np.zeros(count, dtype=np.int64)
-    member[block] = np.arange(len(block))
-    like = member[block]
-    if (block[table] != block[table[like]]).any() or (accepting != accepting[like]).any():
-        return _equivalent_by_rows(table, accepting)
-    return block
+    states, columns = table.shape
+    rng = np.random.default_rng(seed)
+    weights, names = (rng.integers(0, 2**64, size, dtype=np.uint64) | np.uint64(1) for size in (columns, states + 2))
+    entering = np.argsort(table, axis=None, kind="stable")  # transitions by target
+    starts = np.searchsorted(table.reshape(-1)[entering], np.arange(states + 1))
+    source, weight = entering // columns, weights[entering % columns]
+    blocks = _Blocks(accepting)
+    hashes = (names[blocks.of][table] * weights).sum(1, dtype=np.uint64)
+    compared = np.arange(states)
+    while len(compared):
+        moved, old = blocks.split(compared, hashes)
+        places, counts = ranges(starts, moved)
+        change = np.repeat(names[blocks.of[moved]] - names[old], counts)
+        np.add.at(hashes, source[places], change * weight[places])
+        compared = np.unique(source[places])
+    _, first, found = np.unique(blocks.of, return_index=True, return_inverse=True)
+    like = first[found]
+    if (found[table] != found[table[like]]).any() or (accepting != accepting[like]).any():
+        return _equivalent(table, accepting, seed + 1)
+    return found
 
 
-def _hashes(block: NDArray[np.int64], table: Table, weights: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = block.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
-    mixed ^= mixed >> np.uint64(29)
-    return mixed * weights[-1] + (mixed[table] * weights[:-1]).sum(1, dtype=np.uint64)
+class _Blocks:
+    """A partition of the states."""
+
+    def __init__(self, accepting: NDArray[np.bool_]) -> None:
+        self.of = accepting.astype(np.int64)
+        """The block of each state, [Q]."""
+        self._sizes = np.zeros(len(accepting) + 2, dtype=np.int64)
+        self._sizes[:2] = np.bincount(self.of, minlength=2)
+        self._count = 2
+
+    def split(self, compared: NDArray[np.int64], hashes: Words) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Split blocks by the hashes of their states; returns the states that moved to a new block, and their old ones.
+
+        Args:
+            compared: the states whose hashes have changed; the other states of a block have equal hashes.
+            hashes: the hash of each state.
+        """
+        if len(compared) == 1:  # the most frequent case: a long chain, one state at a time
+            old = self.of[compared]
+            if self._sizes[old] == 1:
+                return compared[:0], old[:0]
+            self.of[compared] = self._count
+            self._sizes[old] -= 1
+            self._sizes[self._count] = 1
+            self._count += 1
+            return compared, old
+        listed, counts = np.unique(self.of[compared], return_counts=True)
+        most = 2 * counts > self._sizes[listed]
+        if (partly := most & (counts < self._sizes[listed])).any():
+            compared = np.union1d(compared, np.flatnonzero(np.isin(self.of, listed[partly])))
+        order = np.lexsort((hashes[compared], self.of[compared]))
+        states, old, value = compared[order], self.of[compared[order]], hashes[compared[order]]
+        begins = np.ones(len(states), dtype=bool)
+        begins[1:] = (old[1:] != old[:-1]) | (value[1:] != value[:-1])
+        first = np.flatnonzero(begins)
+        sizes, own = np.diff(first, append=len(states)), old[first]  # of each part
+        # If all states of a block are compared, its largest part keeps the number; otherwise the other states do.
+        by_size = np.lexsort((-sizes, own))
+        largest = by_size[np.flatnonzero(np.diff(own[by_size], prepend=-1))]
+        keeps = np.zeros(len(first), dtype=bool)
+        keeps[largest[most]] = True
+        names = own.copy()
+        names[~keeps] = self._count + np.arange(len(first) - int(keeps.sum()))
+        self._count += len(first) - int(keeps.sum())
+        np.subtract.at(self._sizes, own[~keeps], sizes[~keeps])
+        self._sizes[names[~keeps]] = sizes[~keeps]
+        self.of[states] = np.repeat(names, sizes)
+        moved = ~np.repeat(keeps, sizes)
+        return states[moved], old[moved]
 
 
-def _equivalent_by_rows(table: Table, accepting: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The same without hashes."""
-    block, count = accepting.astype(np.int64), 0
-    while True:
-        rows = np.concatenate([block[:, None], block[table]], 1)
-        found, block = np.unique(rows, axis=0, return_inverse=True)
-        if len(found) == count:
-            return block.reshape(-1)
-        count = len(found)
+def ranges(starts: NDArray[np.int64], chosen: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers in the ranges starts[i] .. starts[i + 1] - 1 for some i, one range after the other, and their
+    lengths."""
+    begin = starts[chosen]
+    lengths = starts[chosen + 1] - begin
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(begin - before, lengths) + np.arange(int(lengths.sum())), lengths

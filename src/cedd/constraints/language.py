@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 from cedd.constraints.byte_automaton import ByteAutomaton, compile_expression
 from cedd.constraints.regex_parser import parse_regex
 from cedd.constraints.schema_parser import WHITESPACE, parse_schema
-from cedd.constraints.syntax import ANY, Both, Expression, Repeat, alternatives, literal
+from cedd.constraints.syntax import ANY, Both, Expression, Repeat, least_bytes, one_text_of
 from cedd.storage import JSONMapping
 
 MOST_SHOWN = 60
@@ -40,6 +41,15 @@ class Language:
         """Whether the language contains a text."""
         return self.automaton.matches(text.encode("utf-8", "surrogatepass"))
 
+    def check_room(self, tokens: int, longest: int) -> None:
+        """Raise a ValueError if every text is longer than some number of tokens of at most `longest` bytes."""
+        least = least_bytes(self.expression)
+        if tokens * longest < least < math.inf:
+            needed = math.ceil(least / max(1, longest))
+            raise ValueError(
+                f"no text of {tokens:,} tokens satisfies {self.name}; the shortest takes at least {needed:,} tokens"
+            )
+
     def __repr__(self) -> str:
         return f"Language({self.name})"
 
@@ -65,7 +75,7 @@ def choice(texts: Iterable[str]) -> Language:
     given = list(texts)
     if not given or not all(isinstance(text, str) for text in given):
         raise ValueError(f"the choices must be a non-empty list of strings (got {given[:4]!r})")
-    return Language(alternatives(*map(literal, dict.fromkeys(given))), _named("choice", repr(given)))
+    return Language(one_text_of(given), _named("choice", repr(given)))
 
 
 def length(least: int = 0, most: int | None = None) -> Language:
@@ -92,7 +102,7 @@ def json_schema(schema: JSONMapping | bool | str, *, whitespace: str = WHITESPAC
     Args:
         schema: a dictionary, or JSON text. Unsupported keywords raise an error that names them.
         whitespace: a regular expression for the white space after each colon and comma.
-        depth: largest nesting depth of values of any kind and of recursive references.
+        depth: largest nesting depth of untyped values and of recursive references.
     """
     made = parse_schema(schema, whitespace, depth)
     return Language(made, _named("json_schema", schema if isinstance(schema, str) else repr(schema)))

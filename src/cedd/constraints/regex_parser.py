@@ -1,16 +1,16 @@
 r"""Regular expressions, as Python writes them, as expressions of `syntax`.
 
-A text matches if all of it does (`re.fullmatch`), so ^ and $ may stand at the ends and add nothing.
+A pattern must match the whole text (`re.fullmatch`); ^ and $ are allowed at the ends and have no effect.
 
     literals          any character; \n \t \r \f \v \a \0 \xhh \uhhhh \Uhhhhhhhh, octal \ooo, and \ before punctuation
     classes           [a-z_] [^...] . \d \w \s \D \W \S      ASCII, as with re.ASCII; "." is all but a line break
     groups            (...) (?:...) (?P<name>...) (?flags:...) (?#comment)
     alternatives      a|b
     quantifiers       * + ? {n} {n,} {,m} {n,m}; lazy ones match the same texts
-    flags             (?i) for ASCII letters, (?s), (?a); at the beginning, or for a group
+    flags             (?i) for ASCII letters, (?s), (?a); at the beginning or for a group
 
-Look-around, back-references, word boundaries, conditions, atomic groups and possessive quantifiers cannot be
-expressed by the transitions of a finite automaton, or are not worth their size, and are refused by name.
+Look-around, back-references, word boundaries, conditions, atomic groups and possessive quantifiers are not supported:
+finite automata cannot express them, or only at a large size.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ _REFUSED_GROUPS = {
     "?(": "the condition (?(...)...)",
     "?>": "the atomic group (?>...)",
 }
+MOST_CHARACTERS = 20_000
+"""Largest number of characters of a pattern."""
 MOST_COUNT = 10_000
-"""Of a quantifier in braces."""
+"""Largest count in braces."""
 MOST_NESTED = 50
-"""Groups within groups."""
+"""Largest number of nested groups."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,14 @@ def _short(pattern: str) -> str:
 
 
 def parse_regex(pattern: str) -> Expression:
-    """The expression of a pattern; refused with one line where it is invalid, or not of a regular language."""
+    """The expression of a pattern; a ValueError if it is invalid or not supported."""
     if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a regular expression must be a string (got {type(pattern).__name__})")
+    if len(pattern) > MOST_CHARACTERS:
+        raise ValueError(f"a regular expression has at most {MOST_CHARACTERS:,} characters (got {len(pattern):,})")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sets that later versions may read otherwise
+            warnings.simplefilter("ignore")  # about sets that later Python versions may read differently
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"invalid regular expression {_short(pattern)}: {error}") from None
@@ -110,7 +114,7 @@ def parse_regex(pattern: str) -> Expression:
 
 
 class _RegexParser:
-    """Reads a pattern that `re` takes; so it need not look for mistakes."""
+    """Parses a pattern that `re` accepts, so it does not check for syntax errors."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._place, self._depth = pattern, 0, 0

@@ -1,9 +1,9 @@
 r"""JSON schemas as expressions of `syntax`: every text of the language is JSON that is valid under the schema.
 
-Not all valid texts are in it. JSON may be written in many ways; here it is written in one, but for white space after
-colons and commas: properties in the order of the schema, only those that it lists, no exponents of integers and at
-most two digits in those of other numbers, and in strings each character by itself or, where JSON requires it, by its
-shortest escape.
+Not every valid text is in the language, because each value is written in one way only. Properties come in the order of
+the schema, and only listed properties are written. Integers have no exponents; other numbers have exponents of at most
+two digits. In strings, a character is escaped only if JSON requires it, by the shortest escape. White space may follow
+colons and commas.
 
     any schema       type (one or several), enum, const, anyOf, oneOf of exclusive schemas, allOf of one, $ref
     object           properties, required, additionalProperties, minProperties and maxProperties of maps
@@ -11,22 +11,23 @@ shortest escape.
     string           pattern (from beginning to end), minLength, maxLength, format (see `FORMATS`)
     integer, number  minimum, maximum, exclusiveMinimum, exclusiveMaximum (then numbers have no exponents)
 
-A reference to itself is followed `depth` times; where no text is left the schema is refused. Keywords that only
-describe (title, description, default, ...) are skipped, and all others are refused by name: a constraint that is
-silently dropped would be none.
+A recursive reference is followed `depth` times. Annotations (title, description, default, ...) are ignored. All other
+keywords raise an error, because ignoring them would silently drop a constraint.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import lru_cache, reduce
 from typing import Any, ClassVar
 
-from cedd.constraints.regex_parser import MOST_COUNT, parse_regex
+from cedd.constraints.regex_parser import MOST_COUNT, MOST_NESTED, parse_regex
 from cedd.constraints.syntax import (
     ANY,
     NOTHING,
@@ -35,26 +36,32 @@ from cedd.constraints.syntax import (
     Characters,
     Expression,
     Repeat,
+    Separated,
     Sequence,
     alternatives,
     characters,
     excluding,
+    least_bytes,
     literal,
     one_of,
+    one_text_of,
     optional,
-    separated,
     sequence,
 )
 from cedd.storage import JSONMapping
 
 Schema = JSONMapping
 WHITESPACE = " ?"
-"""What may stand after a colon or a comma."""
+"""The white space after a colon or a comma, as a regular expression."""
 DESCRIBING = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
     *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions"),
 }
-"""Keywords that constrain nothing."""
+"""Keywords that do not constrain values."""
+MOST_SCHEMAS = 1000
+"""Schemas within a schema, with references followed."""
+MOST_SHOWN = 60
+"""Characters of a value in messages."""
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f"}
 _ESCAPED_CODES = sorted({*range(0x20), *map(ord, _ESCAPES)})
@@ -79,6 +86,9 @@ FORMATS = {
     "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
 }
 """Formats of strings, as regular expressions: real dates of the years 1 to 9999, times without fractions."""
+LARGEST = 1e100
+"""Largest absolute value of a bound."""
+_ANY_TEXT = Repeat(ANY, 0, None)
 
 
 def parse_schema(schema: Schema | bool | str, whitespace: str = WHITESPACE, depth: int = 2) -> Expression:
@@ -88,69 +98,108 @@ def parse_schema(schema: Schema | bool | str, whitespace: str = WHITESPACE, dept
             schema = json.loads(schema)
         except ValueError as error:
             raise ValueError(f"the JSON schema is not JSON: {error}") from None
+        except RecursionError:
+            raise ValueError("the JSON schema has too many nested levels") from None
     if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"a JSON schema is an object, or true (got {schema!r})")
+        raise ValueError(f"a JSON schema is an object, or true (got {_shown(schema)})")
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the depth of a JSON schema must be an integer, at least 0 (got {depth!r})")
     space = parse_regex(whitespace)
+    if not _is_within(space, one_of(" \t\n\r")):
+        raise ValueError(f"white space in JSON is spaces, tabs and line breaks (got the pattern {whitespace!r})")
     return _SchemaReader(schema, space, depth).value(schema, _Place(depth))
+
+
+def _shown(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
+
+
+def _is_within(expression: Expression, chosen: Characters) -> bool:
+    """Whether all characters of an expression are among some."""
+    match expression:
+        case Characters(ranges):
+            return _meeting(ranges, chosen.ranges) == ranges
+        case Sequence(parts) | Alternatives(parts):
+            return all(_is_within(part, chosen) for part in parts)
+        case Repeat(part, _, _):
+            return _is_within(part, chosen)
+        case _:
+            return False
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where in the schema something is, and how often references may still lead back to where they were."""
+    """A place in the schema."""
 
     depth: int
-    path: str = "#"
+    """How many further levels values of any kind may have."""
+    path: str = ""
     followed: tuple[str, ...] = ()
+    """The references that lead here."""
+    level: int = 0
 
     def __truediv__(self, name: str | int) -> _Place:
-        return replace(self, path=f"{self.path}/{name}")
+        """The place of a keyword, a property or an entry of a list."""
+        return replace(self, path=_joined_path(self.path, name), level=self.level + 1)
 
     @property
     def deeper(self) -> _Place:
         return replace(self, depth=self.depth - 1)
 
     def error(self, what: str) -> ValueError:
-        return ValueError(f"JSON schema at {self.path}: {what}")
+        """An error that names this place."""
+        return ValueError(f"JSON schema{' at ' * bool(self.path)}{self.path}: {what}")
+
+
+def _joined_path(path: str, name: str | int) -> str:
+    if isinstance(name, int):
+        return f"{path}[{name}]"
+    shown = name if re.fullmatch(r"[\w$-]+", name) else json.dumps(name, ensure_ascii=False)
+    return f"{path}.{shown}" if path else shown
 
 
 class _SchemaReader:
     def __init__(self, root: Schema | bool, space: Expression, depth: int) -> None:
-        if depth < 0:
-            raise ValueError(f"the depth of a JSON schema must not be negative (got {depth})")
-        self._root, self._depth = root, depth
+        self._root, self._depth, self._read = root, depth, 0
         self._comma, self._colon = sequence(literal(","), space), sequence(literal(":"), space)
 
     def value(self, schema: Any, place: _Place) -> Expression:
         """The texts of values that are valid under a schema."""
+        self._read += 1
+        if self._read > MOST_SCHEMAS:
+            raise place.error(f"with references followed, the schema has more than {MOST_SCHEMAS:,} parts")
+        if place.level > MOST_NESTED:
+            raise _Place(0, place.path[:MOST_SHOWN] + "…").error(f"there are more than {MOST_NESTED} nested levels")
         if schema is True or schema == {}:
             return self._anything(place)
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping):
-            raise place.error(f"a schema is an object or a boolean (got {schema!r})")
+            raise place.error(f"a schema is an object or a boolean (got {_shown(schema)})")
         for keyword, read in self._combinations.items():
             if keyword in schema:
                 self._check(schema, place, {keyword, "type"} if keyword in ("enum", "const") else {keyword})
                 return read(schema, place)
-        types = schema["type"] if "type" in schema else self._implied(schema, place)
-        types = [types] if isinstance(types, str) else types
-        if not isinstance(types, list) or not types or any(one not in TYPES for one in types):
-            raise place.error(f"the type must be one of {', '.join(TYPES)} (got {types!r})")
+        types = _types_at(schema, place) if "type" in schema else self._implied(schema, place)
         allowed = {"type"}.union(*(self._types[name][1] for name in types))
         self._check(schema, place, allowed)
         return alternatives(*(self._types[name][0](self, schema, place) for name in types))
 
     def _check(self, schema: Schema, place: _Place, allowed: set[str]) -> None:
         if unknown := [keyword for keyword in schema if keyword not in allowed | DESCRIBING]:
-            beside = next((keyword for keyword in allowed if keyword in schema), None)
-            raise place.error(f"{unknown[0]!r} is not supported here" + (f" (next to {beside!r})" if beside else ""))
+            other = next((keyword for keyword in schema if keyword in allowed), None)
+            if other == "type":
+                other = f"type {schema['type']}" if isinstance(schema["type"], str) else "these types"
+            raise (place / unknown[0]).error("not supported" + (f" with {other}" if other else ""))
 
     def _implied(self, schema: Schema, place: _Place) -> list[str]:
-        """The one type whose keywords a schema has; all if it has none."""
+        """The type whose keywords a schema has; all types if it has none."""
         fitting = [name for name, (_, keywords) in self._types.items() if keywords & set(schema)]
         self._check(schema, place, set[str]().union(*(keywords for _, keywords in self._types.values())))
         if len(fitting) > 1:
-            raise place.error(f"it has keywords of {' and '.join(fitting)}; give its type")
+            raise place.error(f"the keywords are those of {' and '.join(fitting)}; add the type")
         return fitting or [name for name in TYPES if name != "integer"]
 
     # Combinations
@@ -169,11 +218,15 @@ class _SchemaReader:
     def _enum(self, schema: Schema, place: _Place) -> Expression:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         if not isinstance(values, list):
-            raise place.error(f"enum must be a list of values (got {values!r})")
+            raise (place / "enum").error(f"must be a list of values (got {_shown(values)})")
         if "type" in schema:
-            types = [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
+            types = _types_at(schema, place)
             values = [value for value in values if _is_of(value, types)]
-        return alternatives(*(literal(_json(value, place)) for value in values))
+        at = place / ("const" if "const" in schema else "enum")
+        try:
+            return one_text_of(_json(value, at) for value in values)
+        except ValueError as error:
+            raise at.error(str(error)) from None
 
     def _any_of(self, schema: Schema, place: _Place) -> Expression:
         return alternatives(*(self.value(each, at) for each, at in _listed(schema, "anyOf", place)))
@@ -182,22 +235,22 @@ class _SchemaReader:
         options = [self._resolved(each, at) for each, at in _listed(schema, "oneOf", place)]
         for i, one in enumerate(options):
             if not all(_exclusive(one, other) for other in options[:i]):
-                raise place.error("the schemas of oneOf may overlap; use anyOf, or give them different types or consts")
+                raise (place / "oneOf").error("schemas may overlap; use anyOf, or give them different types or consts")
         return alternatives(*(self.value(each, at) for each, at in _listed(schema, "oneOf", place)))
 
     def _all_of(self, schema: Schema, place: _Place) -> Expression:
         options = _listed(schema, "allOf", place)
         if len(options) != 1:
-            raise place.error("allOf of several schemas is not supported; merge them")
+            raise (place / "allOf").error("several schemas are not supported; merge them")
         return self.value(*options[0])
 
     def _resolved(self, schema: Any, place: _Place) -> Any:
-        """What a schema refers to, if it does."""
+        """The schema that a reference leads to; other schemas themselves."""
         return self._target(schema["$ref"], place) if isinstance(schema, Mapping) and "$ref" in schema else schema
 
     def _target(self, reference: Any, place: _Place) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise place.error(f"only references within the schema are followed (#/...) (got {reference!r})")
+            raise (place / "$ref").error(f"must be a reference within the schema, #/... (got {_shown(reference)})")
         target: Any = self._root
         for name in [part for part in reference[1:].split("/") if part]:
             key = name.replace("~1", "/").replace("~0", "~")
@@ -206,7 +259,7 @@ class _SchemaReader:
             elif isinstance(target, Mapping) and key in target:
                 target = target[key]
             else:
-                raise place.error(f"{reference!r} refers to nothing")
+                raise (place / "$ref").error(f"{_shown(reference)} does not exist")
         return target
 
     def _reference(self, schema: Schema, place: _Place) -> Expression:
@@ -214,7 +267,10 @@ class _SchemaReader:
         target = self._target(reference, place)
         if place.followed.count(reference) > self._depth:
             return NOTHING
-        return self.value(target, replace(place, path=reference, followed=(*place.followed, reference)))
+        followed = (*place.followed, reference)
+        names = [part for part in reference[1:].split("/") if part]
+        start = replace(place, path="", followed=followed, level=place.level + 1 - len(names))
+        return self.value(target, reduce(_Place.__truediv__, names, start))
 
     def _anything(self, place: _Place) -> Expression:
         if place.depth <= 0:
@@ -228,31 +284,34 @@ class _SchemaReader:
     def _object(self, schema: Schema, place: _Place) -> Expression:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
-            raise place.error(f"properties must be an object (got {properties!r})")
+            raise (place / "properties").error(f"must be an object (got {_shown(properties)})")
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise (place / "required").error(f"must be a list of names (got {_shown(required)})")
         if missing := [name for name in required if name not in properties]:
-            raise place.error(f"the required property {missing[0]!r} is not one of its properties")
+            raise (place / "required").error(f"{missing[0]!r} is not in properties")
         if not properties and schema.get("additionalProperties") is not False:
             return self._map(schema, place)
         if bad := [keyword for keyword in ("minProperties", "maxProperties") if keyword in schema]:
-            raise place.error(f"{bad[0]!r} is supported for objects without properties of their own only")
+            raise (place / bad[0]).error("not supported with properties")
         parts = [
             (
-                self._member(literal(json.dumps(name, ensure_ascii=False)), self.value(each, place / name)),
+                self._member(
+                    literal(json.dumps(name, ensure_ascii=False)), self.value(each, place / "properties" / name)
+                ),
                 name not in required,
             )
             for name, each in properties.items()
         ]
-        # What a recursive schema leaves nothing for is not written.
-        parts = [(part, may_miss) for part, may_miss in parts if not (may_miss and is_empty(part))]
-        inside = separated(parts, self._comma) if parts else Sequence(())
-        return sequence(literal("{"), inside, literal("}"))
+        # Recursion may leave no text for a property; it is then left out.
+        parts = [(part, may_miss) for part, may_miss in parts if not may_miss or least_bytes(part) < math.inf]
+        return sequence(literal("{"), Separated(tuple(parts), self._comma), literal("}"))
 
     def _member(self, name: Expression, value: Expression) -> Expression:
         return sequence(name, self._colon, value)
 
     def _map(self, schema: Schema, place: _Place) -> Expression:
         value = self.value(schema.get("additionalProperties", True), (place / "additionalProperties").deeper)
-        member = self._member(string_of(Repeat(ANY, 0, None)), value)
+        member = self._member(string_of(_ANY_TEXT), value)
         return self._list("{", member, _counts(schema, place, "minProperties", "maxProperties", distinct=True), "}")
 
     def _array(self, schema: Schema, place: _Place) -> Expression:
@@ -262,7 +321,7 @@ class _SchemaReader:
             return self._list("[", self._items(schema, place), (least, most), "]")
         most = len(first) if most is None else min(most, len(first))  # none are written after the first
         if least > most:
-            raise place.error(f"minItems must be at most the {len(first)} prefixItems (got {least})")
+            raise (place / "minItems").error(f"must be at most the number of prefixItems, {len(first)} (got {least})")
         items = [self.value(each, at) for each, at in _listed(schema, "prefixItems", place)]
         ways = [self._joined(items[:count]) for count in range(least, most + 1)]
         return sequence(literal("["), alternatives(*ways), literal("]"))
@@ -272,11 +331,11 @@ class _SchemaReader:
         return self.value(schema["items"], place) if "items" in schema else self._anything(place.deeper)
 
     def _joined(self, items: Items[Expression]) -> Expression:
-        return separated([(item, False) for item in items], self._comma)
+        return Separated(tuple((item, False) for item in items), self._comma)
 
     def _list(self, begin: str, item: Expression, counts: tuple[int, int | None], end: str) -> Expression:
         least, most = counts
-        if is_empty(item) and least == 0:
+        if least_bytes(item) == math.inf and least == 0:
             most = 0
         if most == 0:
             return literal(begin + end)
@@ -288,14 +347,15 @@ class _SchemaReader:
         least, most = _counts(schema, place, "minLength", "maxLength")
         content: Expression = Repeat(ANY, least, most)
         if "format" in schema:
-            if schema["format"] not in FORMATS:
-                raise place.error(f"the format must be one of {', '.join(FORMATS)} (got {schema['format']!r})")
+            if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
+                known = ", ".join(FORMATS)
+                raise (place / "format").error(f"must be one of {known} (got {_shown(schema['format'])})")
             content = _both(parse_regex(FORMATS[schema["format"]]), content)
         if "pattern" in schema:
             try:
                 content = _both(parse_regex(schema["pattern"]), content)
             except ValueError as error:
-                raise place.error(str(error)) from None
+                raise (place / "pattern").error(str(error)) from None
         return string_of(content)
 
     def _integer(self, schema: Schema, place: _Place) -> Expression:
@@ -326,13 +386,13 @@ class _SchemaReader:
 
 
 def _both(one: Expression, other: Expression) -> Expression:
-    return one if other == Repeat(ANY, 0, None) else Both(one, other)
+    return one if other == _ANY_TEXT else Both(one, other)
 
 
 def _listed(schema: Schema, keyword: str, place: _Place) -> list[tuple[Any, _Place]]:
     options = schema[keyword]
     if not isinstance(options, list) or not options:
-        raise place.error(f"{keyword} must be a list of schemas (got {options!r})")
+        raise (place / keyword).error(f"must be a list of schemas (got {_shown(options)})")
     return [(each, place / keyword / number) for number, each in enumerate(options)]
 
 
@@ -341,7 +401,7 @@ def _json(value: Any, place: _Place) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
-        raise place.error(f"enum and const must be JSON values (got {value!r})") from None
+        raise place.error(f"not a JSON value: {_shown(value)}") from None
 
 
 def _counts(
@@ -350,13 +410,13 @@ def _counts(
     least, most = schema.get(least_name, 0), schema.get(most_name)
     for name, count in ((least_name, least), (most_name, 0 if most is None else most)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise place.error(f"{name} must be a whole number from 0 up (got {count!r})")
+            raise (place / name).error(f"must be an integer, at least 0 (got {_shown(count)})")
         if count > MOST_COUNT:
-            raise place.error(f"{name} must be at most {MOST_COUNT:,} (got {count:,})")
+            raise (place / name).error(f"must be at most {MOST_COUNT:,} (got {count:,})")
     if most is not None and least > most:
-        raise place.error(f"{least_name} must be at most {most_name} (got {least} and {most})")
+        raise (place / least_name).error(f"must be at most {most_name}, {most} (got {least})")
     if distinct and least > 1:
-        raise place.error(f"{least_name} above 1 is not supported: nothing keeps names from being equal")
+        raise (place / least_name).error(f"must be 0 or 1, because names may repeat (got {least})")
     return least, most
 
 
@@ -369,49 +429,41 @@ class Bound:
 
     @property
     def digits(self) -> tuple[int, str]:
-        """The whole part of the absolute value, and the digits after the point."""
+        """The integer part of the absolute value, and the digits after the point."""
         whole, _, fraction = f"{abs(self.value):f}".partition(".")
         return int(whole), fraction.rstrip("0")
 
 
 def _bounds(schema: Schema, place: _Place) -> tuple[Bound | None, Bound | None]:
-    """The tighter of what is given at each end."""
+    """The tighter of the given bounds at each end."""
     found: dict[str, Bound] = {}
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         if keyword not in schema:
             continue
         value = schema[keyword]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise place.error(f"{keyword} must be a number (got {value!r})")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise (place / keyword).error(f"must be a number (got {_shown(value)})")
+        if not abs(value) <= LARGEST:
+            raise (place / keyword).error(f"must be from -{LARGEST:g} to {LARGEST:g} (got {_shown(value)})")
         bound, end = Bound(Decimal(repr(value)), keyword.startswith("exclusive")), keyword[-7:].lower()
         other = found.get(end, bound)
         sign = 1 if end == "minimum" else -1
         found[end] = max(bound, other, key=lambda one: (sign * one.value, one.strict))
-    return found.get("minimum"), found.get("maximum")
+    low, high = found.get("minimum"), found.get("maximum")
+    if low is not None and high is not None and low.value > high.value:
+        keyword = "minimum" if "minimum" in schema else "exclusiveMinimum"
+        raise (place / keyword).error(f"must be at most the maximum, {high.value} (got {low.value})")
+    return low, high
 
 
-def is_empty(expression: Expression) -> bool:
-    """Whether no text matches (of intersections nothing is said)."""
-    match expression:
-        case Characters(ranges):
-            return not ranges
-        case Sequence(parts):
-            return any(map(is_empty, parts))
-        case Alternatives(options):
-            return all(map(is_empty, options))
-        case Repeat(part, least, _):
-            return least > 0 and is_empty(part)
-        case Both(one, other):
-            return is_empty(one) or is_empty(other)
-
-
+@lru_cache(maxsize=256)
 def string_of(content: Expression) -> Expression:
     """JSON strings of contents."""
     return sequence(literal('"'), escaped(content), literal('"'))
 
 
 def escaped(content: Expression) -> Expression:
-    """Contents as they are written within a JSON string: each character has one way to be."""
+    """Contents as they are written in a JSON string: each character in one way."""
     match content:
         case Characters(ranges):
             there = [code for code in _ESCAPED_CODES if any(first <= code <= last for first, last in ranges)]
@@ -425,6 +477,8 @@ def escaped(content: Expression) -> Expression:
             return Repeat(escaped(part), least, most)
         case Both(one, other):
             return Both(escaped(one), escaped(other))
+        case Separated(parts, separator):
+            return Separated(tuple((escaped(part), may_miss) for part, may_miss in parts), escaped(separator))
 
 
 def _meeting(ranges: Items[tuple[int, int]], others: Items[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -432,12 +486,20 @@ def _meeting(ranges: Items[tuple[int, int]], others: Items[tuple[int, int]]) -> 
     return tuple((low, high) for low, high in pairs if low <= high)
 
 
+def _types_at(schema: Schema, place: _Place) -> list[str]:
+    """The types that a schema names."""
+    types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    if not isinstance(types, list) or not types or any(one not in TYPES for one in types):
+        raise (place / "type").error(f"must be one of {', '.join(TYPES)} (got {_shown(schema['type'])})")
+    return types
+
+
 def _is_of(value: Any, types: Items[str]) -> bool:
     kinds = {
         "object": isinstance(value, Mapping),
         "array": isinstance(value, list),
         "string": isinstance(value, str),
-        "integer": isinstance(value, int | float) and not isinstance(value, bool) and value == int(value),
+        "integer": isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0,
         "number": isinstance(value, int | float) and not isinstance(value, bool),
         "boolean": isinstance(value, bool),
         "null": value is None,
@@ -446,7 +508,7 @@ def _is_of(value: Any, types: Items[str]) -> bool:
 
 
 def _exclusive(one: Any, other: Any) -> bool:
-    """Whether it is plain that no value is valid under both schemas."""
+    """Whether two schemas certainly have no valid value in common."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
         return False
     values, others = _values(one), _values(other)
@@ -457,8 +519,10 @@ def _exclusive(one: Any, other: Any) -> bool:
         return True
     if types != {"object"} or other_types != {"object"}:
         return False
-    common = set(one.get("required", [])) & set(other.get("required", []))
+    common = [name for name in _listed_names(one) if name in _listed_names(other)]
     properties, other_properties = one.get("properties", {}), other.get("properties", {})
+    if not isinstance(properties, Mapping) or not isinstance(other_properties, Mapping):
+        return False
     return any(
         name in properties
         and name in other_properties
@@ -468,17 +532,23 @@ def _exclusive(one: Any, other: Any) -> bool:
     )
 
 
+def _listed_names(schema: Schema) -> list[Any]:
+    names = schema.get("required", [])
+    return names if isinstance(names, list) else []
+
+
 def _values(schema: Any) -> list[Any] | None:
     if not isinstance(schema, Mapping):
         return None
-    return [schema["const"]] if "const" in schema else schema.get("enum")
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
 
 
 def _types_of(schema: Schema) -> set[str]:
-    """The types of values, integers as numbers; none where that is not plain."""
+    """The types that a schema names, with integers as numbers; none if it names none."""
     named = schema.get("type", [])
-    types = {named} if isinstance(named, str) else set(named)
-    return {"number" if name == "integer" else name for name in types}
+    types = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    return {"number" if name == "integer" else name for name in types if isinstance(name, str)}
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -486,7 +556,7 @@ def _types_of(schema: Schema) -> set[str]:
 
 
 def integers(low: int | None, high: int | None) -> Expression:
-    """Whole numbers from low to high, as JSON writes them; -0 is not written."""
+    """Integers from low to high, as JSON writes them, without -0."""
     if low is not None and high is not None and low > high:
         return NOTHING
     options: list[Expression] = []
@@ -500,13 +570,13 @@ def integers(low: int | None, high: int | None) -> Expression:
 
 
 def naturals(low: int, high: int | None) -> Expression:
-    """Whole numbers from low >= 0 to high, without leading zeros."""
+    """Integers from low >= 0 to high, without leading zeros."""
     options: list[Expression] = []
     digits = len(str(low))
     while high is None or 10 ** (digits - 1) <= max(high, 1):
         first, last = 10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1
         if high is None and first >= low:
-            # All numbers with at least this number of digits.
+            # All numbers of at least this number of digits.
             leading = one_of("123456789")
             rest = Repeat(one_of("0123456789"), digits - 1, None)
             options += [sequence(leading, rest), *([literal("0")] if low == 0 else [])]
@@ -519,7 +589,7 @@ def naturals(low: int, high: int | None) -> Expression:
 
 
 def _same_digits(low: str, high: str) -> Expression:
-    """Numbers from low to high, which have equally many digits."""
+    """Numbers from low to high, which have the same number of digits."""
     if not low:
         return Sequence(())
     rest = len(low) - 1
@@ -560,7 +630,7 @@ def decimals(low: Bound | None, high: Bound | None) -> Expression:
 
 
 def _positive(near: Bound, far: Bound | None) -> Expression:
-    """Numbers without a sign, from the bound that is nearer to zero to the other one."""
+    """Numbers without a sign, from the bound nearer to zero to the other one."""
     first, first_digits = near.digits
     above = _fraction_from(first_digits, near.strict)
     if far is None:
@@ -576,7 +646,7 @@ def _positive(near: Bound, far: Bound | None) -> Expression:
 
 
 def _fraction_from(digits: str, strict: bool) -> Expression:
-    """What may follow a whole part so that the fraction is at least 0.digits, or more."""
+    """The rest of a number after its integer part, with a fraction of at least 0.digits (above it, if strict)."""
 
     def rest(digits: str) -> Expression:
         if not digits:
@@ -590,7 +660,7 @@ def _fraction_from(digits: str, strict: bool) -> Expression:
 
 
 def _fraction_to(digits: str, strict: bool) -> Expression:
-    """What may follow a whole part so that the fraction is at most 0.digits, or less."""
+    """The rest of a number after its integer part, with a fraction of at most 0.digits (below it, if strict)."""
 
     def rest(digits: str, begun: bool) -> Expression:
         if not digits:

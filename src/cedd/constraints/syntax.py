@@ -1,21 +1,23 @@
-"""Regular languages as expressions over Unicode characters: what the front ends make and automata are compiled from.
+"""Regular languages as expressions over Unicode characters, which the parsers make and automata are compiled from.
 
     Characters      one character of a set of code points
     Sequence        parts, one after the other
     Alternatives    one of several
-    Repeat          the same, between `least` and `most` times
+    Repeat          the same part, between `least` and `most` times
+    Separated       parts with a separator between them, some of which are optional
     Both            texts that two expressions match
 
-Expressions are values: equal ones have the same hash, and none refers to where it came from.
+Expressions are values: equal expressions have equal hashes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 Range = tuple[int, int]
-"""Code points from the first to the last, both included."""
+"""The first and last code point, inclusive."""
 
 LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -23,28 +25,28 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 @dataclass(frozen=True)
 class Characters:
-    """One character of disjoint ranges of code points, in order. UTF-8 cannot write surrogates: no set has them."""
+    """One character of disjoint ranges of code points, in order, without surrogates, which UTF-8 cannot encode."""
 
     ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """Parts, one after the other; without parts, the empty text."""
+    """Parts, one after the other; the empty text if there are no parts."""
 
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """One of several; without options, no text at all."""
+    """One of several; no text if there are no options."""
 
     options: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """The same expression `least` to `most` times, or without end."""
+    """A part `least` to `most` times; any number of times from `least` if `most` is None."""
 
     part: Expression
     least: int
@@ -53,13 +55,21 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Both:
-    """The texts that are in both languages."""
+    """The texts that both expressions match."""
 
     one: Expression
     other: Expression
 
 
-Expression = Characters | Sequence | Alternatives | Repeat | Both
+@dataclass(frozen=True)
+class Separated:
+    """Parts in order with a separator between them; True marks optional parts."""
+
+    parts: tuple[tuple[Expression, bool], ...]
+    separator: Expression
+
+
+Expression = Characters | Sequence | Alternatives | Repeat | Both | Separated
 
 EMPTY = Sequence(())
 NOTHING = Alternatives(())
@@ -77,7 +87,7 @@ def characters(ranges: Iterable[Range]) -> Characters:
 
 
 def _without(ranges: Iterable[Range], holes: Iterable[Range]) -> tuple[Range, ...]:
-    """Ranges less some others."""
+    """Ranges without some others."""
     rest = list(ranges)
     for low, high in holes:
         cut: list[Range] = []
@@ -123,23 +133,31 @@ def optional(part: Expression) -> Expression:
     return Repeat(part, 0, 1)
 
 
-def separated(parts: Iterable[tuple[Expression, bool]], separator: Expression) -> Expression:
-    """Parts with a separator between them; those with True may be missing, with theirs.
+MOST_CHARACTERS = 100_000
 
-    Up to the first part that must be there, each carries the separator after it, and from there on before it. Where
-    none must, any may be the first.
-    """
-    given = list(parts)
-    fixed = next((i for i, (_, may_miss) in enumerate(given) if not may_miss), None)
-    if fixed is None:
-        first_of = [
-            sequence(part, *(optional(sequence(separator, later)) for later, _ in given[i + 1 :]))
-            for i, (part, _) in enumerate(given)
-        ]
-        return alternatives(EMPTY, *first_of)
-    before = [optional(sequence(part, separator)) for part, _ in given[:fixed]]
-    after = [sequence(separator, part) for part, _ in given[fixed + 1 :]]
-    after = [
-        optional(part) if may_miss else part for part, (_, may_miss) in zip(after, given[fixed + 1 :], strict=True)
-    ]
-    return sequence(*before, given[fixed][0], *after)
+
+def one_text_of(texts: Iterable[str]) -> Expression:
+    """One of some texts."""
+    given = list(dict.fromkeys(texts))
+    if (count := sum(map(len, given))) > MOST_CHARACTERS:
+        raise ValueError(f"the choices have at most {MOST_CHARACTERS:,} characters in total (got {count:,})")
+    return alternatives(*map(literal, given))
+
+
+def least_bytes(expression: Expression) -> float:
+    """A lower bound on the number of bytes of a text of the expression; infinite if there is no text. It is exact
+    without intersections."""
+    match expression:
+        case Characters(ranges):
+            return len(chr(ranges[0][0]).encode()) if ranges else math.inf
+        case Sequence(parts):
+            return sum(map(least_bytes, parts))
+        case Alternatives(options):
+            return min(map(least_bytes, options), default=math.inf)
+        case Repeat(part, least, _):
+            return least * least_bytes(part) if least else 0
+        case Both(one, other):
+            return max(least_bytes(one), least_bytes(other))
+        case Separated(parts, separator):
+            needed = [least_bytes(part) for part, may_miss in parts if not may_miss]
+            return sum(needed) + max(0, len(needed) - 1) * least_bytes(separator)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.constraints.byte_automaton import DEAD, START, ByteAutomaton
+from cedd.constraints.byte_automaton import DEAD, START, ByteAutomaton, ranges
 from cedd.splitmix import Words, mix
 
 Ints = NDArray[np.int32]
@@ -45,6 +45,12 @@ class TokenTexts:
     contents: Sequence[bytes | None]
     beginnings: Sequence[bytes | None] | None = None
     ends: tuple[int, ...] = ()
+
+    @cached_property
+    def longest(self) -> int:
+        """The largest number of bytes of a token."""
+        contents = (*self.contents, *(self.beginnings or ()))
+        return max((len(content) for content in contents if content), default=0)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,13 +118,15 @@ class TokenAutomaton:
     def is_infinite(self) -> bool:
         """Whether there is no longest sequence: whether the states, all of which lead to acceptance, have a cycle."""
         source, _, target = self.transitions
-        left = np.ones(self.num_states, dtype=bool)
-        while True:  # states that only states lead to which are gone
-            entered = np.zeros_like(left)
-            entered[target[left[source]]] = True
-            if (entered[left]).all() or not left.any():
-                return bool(left.any())
-            left &= entered
+        following, starts = _sorted_by(source, target, self.num_states)
+        entering = np.bincount(target, minlength=self.num_states)
+        removed, left = np.flatnonzero(entering == 0), self.num_states
+        while len(removed):  # states that only removed states lead to
+            left -= len(removed)
+            reached, counts = np.unique(following[ranges(starts, removed)[0]], return_counts=True)
+            entering[reached] -= counts
+            removed = reached[entering[reached] == 0]
+        return left > 0
 
     def lengths(self, most: int) -> list[int]:
         """Which numbers of tokens up to `most` the language has texts of."""
@@ -306,8 +314,16 @@ def _trimmed(classes: Ints, transitions: Transitions, accepting: NDArray[np.bool
 def _closure(marked: NDArray[np.bool_], source: Ints, target: Ints) -> NDArray[np.bool_]:
     """All states that transitions lead to from those that are marked."""
     marked = marked.copy()
-    while True:
-        following = target[marked[source] & ~marked[target]]
-        if not len(following):
-            return marked
-        marked[following] = True
+    following, starts = _sorted_by(source, target, len(marked))
+    new = np.flatnonzero(marked)
+    while len(new):
+        reached = following[ranges(starts, new)[0]]
+        new = np.unique(reached[~marked[reached]])
+        marked[new] = True
+    return marked
+
+
+def _sorted_by(source: Ints, target: Ints, count: int) -> tuple[Ints, NDArray[np.int64]]:
+    """The targets in the order of their sources, and where those of each source begin, and the end, [count + 1]."""
+    order = np.argsort(source, kind="stable")
+    return target[order], np.searchsorted(source[order], np.arange(count + 1))

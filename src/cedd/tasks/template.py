@@ -140,6 +140,7 @@ class Template:
             if isinstance(part, Blank) and part.language is not None:
                 before = " " if part.begins_word and self.tokenizer.spaced.any() else ""
                 ends = self.tokenizer.ends if part.may_end else ()
+                part.language.check_room(part.width, self.tokenizer.texts.longest)
                 compiled = token_language(part.language, self.tokenizer, may_end=part.may_end, before=before)
                 made.append(Span(place.start, place.stop, compiled, ends, part.language.name))
         return tuple(made)
