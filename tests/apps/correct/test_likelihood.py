@@ -116,7 +116,9 @@ def test_scores_of_the_packaged_model_are_close_to_the_chain_rule(monkeypatch):
 def test_alternatives_with_a_common_beginning_share_calls(filler, monkeypatch):
     judge, read = judge_of(filler), list[int]()
     network = judge.network.read
-    monkeypatch.setattr(judge.network, "read", lambda given: read.extend(len(p.ids) for p in given) or network(given))
+    monkeypatch.setattr(
+        judge.network, "read", lambda *parts: read.extend(len(p.wanted) for p in parts) or network(*parts)
+    )
     judge(TEXT, [(4, 7, "cat"), (4, 7, "car")])  # " ca_" is read once, and so is all before it
     ((_, middle),) = judge.located(TEXT, [(4, 7, "cat")])
     assert sum(read) == 1 + len(middle)  # the text around, with one mask, is one more

@@ -1,10 +1,12 @@
 """The forward pass in NumPy equals the one in torch."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from cedd.apps.correct.numpy_network import NumpyNetwork, Passage
+from cedd.apps.correct.numpy_network import Inside, NumpyNetwork, Passage
 from cedd.models.transformer import Transformer, config_from_preset
 
 V, LENGTH = 11, 32
@@ -20,9 +22,24 @@ def networks(sigma=0.0, **changes):
     return model, NumpyNetwork(model.options, tensors, sigma)
 
 
-def passage(ids, wanted, around=None, places=None):
-    places = np.tile(np.arange(ids.shape[1]), (len(ids), 1)) if places is None else places
-    return Passage(ids, places, np.asarray(wanted), around)
+def passage(*sequences, moved: Any = 0):
+    """A passage of (ids, the wanted token); shorter sequences are padded on both sides."""
+    L = max(len(ids) for ids, _ in sequences) + 1
+    rows, wanted = np.full((len(sequences), L), -1), []
+    for number, (ids, place) in enumerate(sequences):
+        start = (L - len(ids)) // 2
+        rows[number, start : start + len(ids)] = ids
+        wanted.append(number * L + start + place)
+    places = np.tile(np.arange(L), (len(rows), 1)) + moved
+    return Passage(rows, places, np.minimum(rows, 0), np.array(wanted))
+
+
+def inside(text, first, last, ids=None, shift=0):
+    """Tokens first..last-1 of a passage, inside the rest of it; the middle one is wanted."""
+    ids = text.ids[:, first:last] if ids is None else ids
+    L = ids.shape[1]
+    places, wanted = np.tile(first + np.arange(L), (len(ids), 1)), L // 2 + L * np.arange(len(ids))
+    return Inside(ids, places, np.minimum(ids, 0), wanted, first, last, np.full(ids.shape, shift))
 
 
 @torch.no_grad()
@@ -44,52 +61,60 @@ def sequences(count, length, seed=0):
     ],
 )
 def test_outputs_equal_those_of_torch(changes):
-    """For passages of several lengths that are read together, to 1e-4."""
+    """For sequences of several lengths that are read together."""
     sigma = 0.3
     model, arrays = networks(sigma if changes.get("time_input") == "sigma" else 0.0, **changes)
-    given = [(sequences(3, 9), [0, 4, 8]), (sequences(1, 20), [7]), (sequences(2, 1), [0, 0])]
-    for (ids, wanted), (said, states) in zip(given, arrays.read([passage(*one) for one in given]), strict=True):
-        np.testing.assert_allclose(said, expected(model, ids, wanted, sigma), atol=1e-4)
-        assert said.dtype == states.keys.dtype == np.float32
+    given = [(sequences(1, length, length)[0], wanted) for length, wanted in ((9, 0), (9, 4), (9, 8), (20, 7), (1, 0))]
+    found = arrays.read(passage(*given))
+    assert found.dtype == np.float32
+    for row, (ids, wanted) in zip(found, given, strict=True):
+        np.testing.assert_allclose(row, expected(model, ids[None], [wanted], sigma)[0], rtol=1e-5, atol=1e-4)
 
 
-def test_reading_a_part_inside_the_cached_rest_gives_the_same_outputs():
-    """If the part is unchanged, the cached keys and values are those of the whole."""
-    _, arrays = networks(largest_score=12.0)
-    ids = sequences(4, 16)
-    ((said, states),) = arrays.read([passage(ids, [6] * 4)])
-    inside, rest = np.arange(5, 8), np.delete(np.arange(16), np.arange(5, 8))
-    for chosen in ([0, 1, 2, 3], [3, 1]):
-        around = states.of(chosen, rest.tolist(), np.tile(rest, (len(chosen), 1)))
-        again = passage(ids[chosen][:, inside], [1] * len(chosen), around, np.tile(inside, (len(chosen), 1)))
-        np.testing.assert_allclose(arrays.read([again])[0][0], said[chosen], atol=1e-4)
+@pytest.mark.parametrize("largest_score", [None, 12.0])
+def test_reading_a_part_inside_the_rest_gives_the_same_outputs(largest_score):
+    """If the part is unchanged; also next to other versions of it, which are groups of their own."""
+    _, arrays = networks(largest_score=largest_score)
+    text = passage(*((ids, 6) for ids in sequences(4, 15)))
+    part = inside(text, 5, 8)
+    whole, again = np.split(arrays.read(text, part), 2)
+    np.testing.assert_allclose(again, whole, atol=1e-4)
+    others = np.concatenate([sequences(4, 3, seed=1), part.ids], 1)
+    groups = np.repeat([[0, 0, 0, 1, 1, 1]], 4, 0)
+    both = Inside(others, np.tile(part.places, 2), groups, np.arange(4) * 6 + 4, 5, 8, np.zeros_like(others))
+    np.testing.assert_allclose(arrays.read(text, both)[4:], whole, atol=1e-4)
 
 
 def test_outputs_depend_on_relative_positions_only():
     _, arrays = networks()
-    ids = sequences(2, 8)
-    ((here, states),) = arrays.read([passage(ids, [3, 3])])
-    moved = np.tile(np.arange(8), (2, 1)) + np.array([[5], [20]])
-    np.testing.assert_allclose(arrays.read([passage(ids, [3, 3], places=moved)])[0][0], here, atol=1e-4)
-    around = states.of([0, 1], [0, 1, 2, 4, 5, 6, 7], np.delete(moved, 3, 1))
-    amid = passage(ids[:, 3:4], [0, 0], around, moved[:, 3:4])
-    np.testing.assert_allclose(arrays.read([amid])[0][0], here, atol=1e-4)
+    given = [(row, 3) for row in sequences(2, 8)]
+    there = arrays.read(passage(*given, moved=np.array([[5], [20]])))
+    np.testing.assert_allclose(there, arrays.read(passage(*given)), atol=1e-4)
 
 
-def test_the_cached_text_does_not_attend_to_the_passage():
-    """Compared with the definition: keys and values of the rest come from a separate call."""
+def test_a_shift_moves_the_text_after_a_part():
+    """With one block, whose keys and values do not depend on positions, this equals reading the text further apart."""
+    _, arrays = networks(depth=1)
+    text = passage(*((row, 3) for row in sequences(2, 8)))
+    apart = Passage(text.ids, text.places + 2 * (text.places > 3), text.groups, text.wanted)
+    shifted, exact, not_shifted = (
+        arrays.read(one, inside(one, 3, 4, shift=shift))[2:] for one, shift in ((text, 2), (apart, 0), (text, 0))
+    )
+    np.testing.assert_allclose(shifted, exact, atol=1e-4)
+    assert not np.allclose(not_shifted, exact, atol=1e-3)
+
+
+def test_the_text_does_not_attend_to_what_is_inside_it():
     _, arrays = networks()
     ids = sequences(1, 8)
-    other = ids.copy()
+    text, other = passage((ids[0], 3)), ids.copy()
     other[0, 3] = (ids[0, 3] + 1) % V
-    ((_, states),) = arrays.read([passage(ids, [3])])
-    ((exact, _),) = arrays.read([passage(other, [3])])
-    places = np.arange(8)[None]
-    around = states.of([0], [0, 1, 2, 4, 5, 6, 7], np.delete(places, 3, 1))
-    ((about, _),) = arrays.read([passage(other[:, 3:4], [0], around, places[:, 3:4])])
-    assert not np.allclose(about, exact, atol=1e-4)
-    ((first, _),) = arrays.read([passage(ids, [3])])
-    assert np.abs(about - exact).max() < np.abs(first - exact).max()  # and yet it is nearer than what stood there
+    alone = arrays.read(text)
+    both = arrays.read(text, inside(text, 3, 4, other[:, 3:4]))
+    np.testing.assert_allclose(both[:1], alone, atol=1e-5)
+    exact = arrays.read(passage((other[0], 3)))
+    assert not np.allclose(both[1:], exact, atol=1e-4)
+    assert np.abs(both[1:] - exact).max() < np.abs(alone - exact).max()  # and yet it is nearer than what stood there
 
 
 def test_a_causal_network_is_refused():

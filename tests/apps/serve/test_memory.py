@@ -1,11 +1,9 @@
 """What a network has read lately is not read again."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
-from cedd.apps.correct.numpy_network import Floats, NumpyNetwork, Passage, States
+from cedd.apps.correct.numpy_network import Floats, Inside, NumpyNetwork, Passage
 from cedd.apps.serve.batcher import Batcher, Fiber
 from cedd.apps.serve.correction import CorrectionTask
 from cedd.apps.serve.registry import ModelRegistry
@@ -67,9 +65,9 @@ def test_a_doubt_that_is_judged_again_is_not_read_again(monkeypatch: pytest.Monk
     model, batcher, memory, found, calls = load("english", "cpu"), Batcher(), FeatureCache(), [], [0]
     read = NumpyNetwork.read
 
-    def noted(network: NumpyNetwork, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:
+    def noted(network: NumpyNetwork, text: Passage, inside: Inside | None = None) -> Floats:
         calls[-1] += 1
-        return read(network, passages)
+        return read(network, text, inside)
 
     monkeypatch.setattr(NumpyNetwork, "read", noted)
 

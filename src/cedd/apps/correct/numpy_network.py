@@ -1,14 +1,15 @@
 """The forward pass of a transformer in NumPy, so that commands need not import torch.
 
-Shapes: S sequences, L tokens of each, P tokens around them, N tokens of all, D width, H heads, W head width, V
-vocabulary.
+Shapes: S sequences, L tokens of each with padding, P tokens of the text around each, N tokens of all without padding,
+D width, H heads, W head width, V vocabulary.
 
 At a fixed noise level the modulations are constants, which are multiplied into the adjacent matrices:
 
     M (norm(x) (1 + scale) + shift) = (M diag(1 + scale)) norm(x) + M shift,        gate (M x) = (diag(gate) M) x.
 
-A sequence is read alone, or inside a text that was read before: its tokens attend to the cached keys and values of the
-text (`States`), which do not attend to it. Texts that differ in one place share the computation of everything else.
+Sequences are read alone, or inside others: their tokens attend to the keys and values of a text, which does not attend
+to them, so that versions of a text that differ in one place share the computation of everything else. Linear maps are
+applied to the tokens of all sequences at once, without padding; only attention is padded.
 """
 
 from __future__ import annotations
@@ -27,50 +28,40 @@ from cedd.models.transformer_config import BASE, EPSILON, FREQUENCIES, GELU, Tra
 Floats = NDArray[np.floating[Any]]
 """Of float32, as the network is."""
 Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class States:
-    """Cached keys (not yet rotated) and values of texts, [depth, S, H, P, W], at these positions [S, P]."""
-
-    keys: Floats
-    values: Floats
-    places: Ids
-
-    def of(self, sequences: Sequence[int], tokens: Sequence[int], places: Ids) -> States:
-        """Some tokens of some of the texts, moved to other positions [S, P]."""
-        chosen = np.ix_(range(len(self.keys)), sequences, range(self.keys.shape[2]), tokens)
-        return States(self.keys[chosen], self.values[chosen], places)
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Sequences of one length that are read together, alone or inside a text."""
+    """Sequences that are read together."""
 
     ids: Ids
     """[S, L]"""
     places: Ids
-    """[S, L]"""
+    """[S, L], positions; only their differences matter."""
+    groups: Ids
+    """[S, L], numbers: a token attends to those of its sequence with the same number. -1 is padding."""
     wanted: Ids
-    """[S], the token of each sequence whose log-probabilities are computed."""
-    around: States | None = None
+    """The tokens whose log-probabilities are computed, by their indices in [S L], increasing."""
 
-    @property
-    def wanted_rows(self) -> Ids:
-        """[S], the rows of these tokens among all tokens of the passage."""
-        return np.arange(len(self.ids)) * self.ids.shape[1] + self.wanted
 
-    @property
-    def wanted_places(self) -> Ids:
-        """[S, 1]"""
-        return np.take_along_axis(self.places, self.wanted[:, None], 1)
+@dataclass(frozen=True)
+class Inside(Passage):
+    """Sequences each of which is read inside the text with the same number, between two parts of it."""
+
+    before: int
+    """Number of tokens, with padding, of the part before."""
+    after: int
+    """The first token of the part after."""
+    shift: Ids
+    """[S, L], by how many positions the part after is further from each token than `places` say."""
 
 
 class PassageReader(Protocol):
     """A network that reads passages."""
 
-    def read(self, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:
-        """For each passage, log p of all tokens at the wanted positions [S, V], and its keys and values."""
+    def read(self, text: Passage, inside: Inside | None = None) -> Floats:
+        """log p of all tokens at the wanted positions of the text and of what is inside it, [N, V]."""
         ...
 
 
@@ -136,9 +127,8 @@ class NumpyNetwork:
         self.blocks = [self._block(i, modulations[6 * i : 6 * i + 6]) for i in range(config.depth)]
         del self._tensors
         width = config.width // config.heads
-        angles = np.arange(config.length)[:, None] * BASE ** -(np.arange(0, width, 2) / width)
-        self.rotations = np.exp(1j * angles).astype(np.complex64)
-        """[positions, W / 2], the rotation of each pair of numbers at each position."""
+        self.frequencies = BASE ** -(np.arange(0, width, 2) / width)
+        """[W / 2], the angle between neighbouring positions for each pair of numbers."""
         score = 1 / math.sqrt(width) if config.largest_score is None else config.largest_score / width
         self.score = score
         """The factor of the product of a query and a key."""
@@ -179,74 +169,132 @@ class NumpyNetwork:
             self._affine(f"{name}.mlp.output").times(mlp_gate),
         )
 
-    def read(self, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:
-        """For each passage, log p of all tokens at the wanted positions [S, V], and its keys and values.
+    def read(self, text: Passage, inside: Inside | None = None) -> Floats:
+        """log p of all tokens at the wanted positions of the text and of what is inside it, [N, V].
 
         On a process that only masks, outputs at a mask are logits of x_0 for every parameterization.
         """
-        x = self.embedding(np.concatenate([passage.ids.ravel() for passage in passages]))
-        rows = [passage.ids.size for passage in passages]
-        states: list[list[tuple[Floats, Floats]]] = [[] for _ in passages]
+        parts = [Attention(self, passage) for passage in (text, inside) if passage is not None]
+        rows, last = [part.rows for part in parts], len(self.blocks) - 1
+        x = self.embedding(np.concatenate([part.ids for part in parts]))
         for number, block in enumerate(self.blocks):
-            normed, last = norm(x), number == len(self.blocks) - 1
+            normed = norm(x)
             keys_and_values = split(block.keys_and_values(normed), rows)
-            if last:  # only the wanted rows are needed from here on
-                wanted = np.concatenate(
-                    [start + p.wanted_rows for start, p in zip(starts(rows), passages, strict=True)]
-                )
-                x, normed, rows = x[wanted], normed[wanted], [len(passage.ids) for passage in passages]
-            queries = split(block.queries(normed), rows)
-            attended = list[Floats]()
-            for i, passage in enumerate(passages):
-                keys, values = self._heads(keys_and_values[i], len(passage.ids), 2)
-                (asking,) = self._heads(queries[i], len(passage.ids), 1)
-                if self.config.largest_score is not None:
-                    keys, asking = rms_norm(keys), rms_norm(asking)
-                states[i].append((keys, values))
-                attended.append(self._attend(asking, keys, values, passage, number, last))
+            if number == last:  # only the wanted rows are needed from here on
+                wanted = [np.searchsorted(part.rows, part.passage.wanted) for part in parts]
+                chosen = np.concatenate([wanted[0], *(len(rows[0]) + some for some in wanted[1:])])
+                x, normed, rows = x[chosen], normed[chosen], [part.passage.wanted for part in parts]
+            queries, attended, around = split(block.queries(normed), rows), list[Floats](), None
+            for part, of_rows, asked, made in zip(parts, rows, queries, keys_and_values, strict=True):
+                own = part.keys_and_values(made)
+                attended.append(part(asked, of_rows, own, around))
+                around = own
             x = x + block.attended(np.concatenate(attended))
             x += block.output(gelu(block.hidden(norm(x))))
-        log_probs = split(log_softmax(self.head(norm(x))), rows)
-        found = list[tuple[Floats, States]]()
-        for passage, of_rows, of_blocks in zip(passages, log_probs, states, strict=True):
-            keys, values = (np.stack(part) for part in zip(*of_blocks, strict=True))
-            found.append((of_rows, States(keys, values, passage.places)))
-        return found
+        return log_softmax(self.head(norm(x)))
 
-    def _heads(self, rows: Floats, sequences: int, parts: int) -> Floats:
-        """[N, parts D] -> [parts, S, H, L, W]."""
-        heads, width = self.config.heads, self.config.width // self.config.heads
-        return rows.reshape(sequences, -1, parts, heads, width).transpose(2, 0, 3, 1, 4)
-
-    def _attend(
-        self, queries: Floats, keys: Floats, values: Floats, passage: Passage, block: int, last: bool
-    ) -> Floats:
-        """Attention of queries [S, H, L or 1, W] to the passage and the cached text around it, [N, D]."""
-        queries = self._rotated(queries, passage.wanted_places if last else passage.places)
-        keys = self._rotated(keys, passage.places)
-        if (around := passage.around) is not None:
-            keys = np.concatenate([self._rotated(around.keys[block], around.places), keys], 2)
-            values = np.concatenate([around.values[block], values], 2)
-        scores = queries @ keys.swapaxes(-1, -2)
-        scores *= self.score
-        scores -= scores.max(-1, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(-1, keepdims=True)
-        return (scores @ values).swapaxes(1, 2).reshape(-1, self.config.width)
-
-    def _rotated(self, x: Floats, places: Ids) -> Floats:
-        """Vectors [S, H, L, W] rotated by their positions [S, L]."""
-        return (x.view(np.complex64) * self.rotations[places][:, None]).view(np.float32)
+    def rotations(self, places: Ids) -> NDArray[np.complex64]:
+        """The rotation of each pair of numbers in the heads of tokens at these positions [N], [N, 1, W / 2]."""
+        return np.exp(1j * places[:, None, None] * self.frequencies).astype(np.complex64)
 
 
-def starts(sizes: Sequence[int]) -> list[int]:
-    """The index of the first row of each part."""
-    return [sum(sizes[:i]) for i in range(len(sizes))]
+class Attention:
+    """The attention of the tokens of a passage, in any block."""
+
+    def __init__(self, network: NumpyNetwork, passage: Passage) -> None:
+        self.config, self.score, self.passage = network.config, network.score, passage
+        groups, places = passage.groups, passage.places.ravel()
+        self.rows = np.flatnonzero(groups >= 0)
+        """Indices of the tokens that are not padding."""
+        self.ids = passage.ids.ravel()[self.rows]
+        self.turns = np.zeros((groups.size, 1, len(network.frequencies)), np.complex64)
+        self.turns[self.rows] = network.rotations(places[self.rows])
+        self.hidden = unseen(groups[:, None, :, None] == groups[:, None, None])
+        self.padding = unseen((groups >= 0)[:, None, None])
+        """-inf where a token of the passage is not seen by its other tokens, and by those inside it."""
+        self.further = self.turns
+        if isinstance(passage, Inside):
+            self.further = np.zeros_like(self.turns)
+            self.further[self.rows] = network.rotations((places - passage.shift.ravel())[self.rows])
+
+    def keys_and_values(self, made: Floats) -> Seen:
+        """The keys, rotated by their positions, and the values, from [N, 2 D]."""
+        keys, values = np.split(made.reshape(len(made), 2 * self.config.heads, -1), 2, 1)
+        if self.config.largest_score is not None:
+            keys = rms_norm(keys)
+        keys = rotated(keys, self.turns[self.rows])
+        return Seen(self.padded(keys, self.rows), self.padded(values, self.rows), self.padding)
+
+    def padded(self, x: Floats, rows: Ids) -> Floats:
+        """[N, H, W] -> [S, L, H, W], with zeros at all other indices than `rows`."""
+        S, L = self.passage.ids.shape
+        if len(rows) < S * L:
+            made = np.zeros((S * L, *x.shape[1:]), np.float32)
+            made[rows] = x
+            x = made
+        return x.reshape(S, L, *x.shape[1:])
+
+    def __call__(self, queries: Floats, rows: Ids, own: Seen, around: Seen | None) -> Floats:
+        """What the tokens at these indices attend to, in the passage and in the text around it, [N, D]."""
+        asking = queries.reshape(len(queries), self.config.heads, -1)
+        if self.config.largest_score is not None:
+            asking = rms_norm(asking)
+        asking = asking * np.float32(self.score)
+        turned = self.padded(rotated(asking, self.turns[rows]), rows)
+        parts = [(turned, Seen(own.keys, own.values, self.hidden))]
+        if around is not None:
+            assert isinstance(self.passage, Inside)
+            further = self.padded(rotated(asking, self.further[rows]), rows)
+            before, after = np.s_[: self.passage.before], np.s_[self.passage.after :]
+            parts += [(turned, around.part(before)), (further, around.part(after))]
+        S, L, H, W = turned.shape
+        weights, made = np.zeros((S, H, L, 1), np.float32), np.zeros((S, H, L, W), np.float32)
+        scores = [asked.swapaxes(1, 2) @ seen.keys.transpose(0, 2, 3, 1) for asked, seen in parts]
+        highest = None
+        if self.config.largest_score is None:
+            for part, (_, seen) in zip(scores, parts, strict=True):
+                if seen.hidden is not None:
+                    np.copyto(part, -np.inf, where=seen.hidden == 0)
+            highest = np.max([part.max(-1, keepdims=True, initial=-np.inf) for part in scores], 0)
+        for part, (_, seen) in zip(scores, parts, strict=True):
+            if highest is not None:
+                part -= highest
+            np.exp(part, out=part)
+            if seen.hidden is not None:
+                part *= seen.hidden
+            weights += part.sum(-1, keepdims=True)
+            made += part @ seen.values.swapaxes(1, 2)
+        made /= weights
+        return made.swapaxes(1, 2).reshape(S * L, H * W)[rows]
 
 
-def split(rows: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """An array cut into consecutive parts of these sizes."""
-    return [rows[start : start + size] for start, size in zip(starts(sizes), sizes, strict=True)]
+class Seen(NamedTuple):
+    """Keys and values of tokens [S, L, H, W], and a factor of their weights: 0 where a token is not seen; None if all
+    are."""
+
+    keys: Floats
+    values: Floats
+    hidden: Floats | None
+
+    def part(self, tokens: slice) -> Seen:
+        """Some of the tokens."""
+        hidden = None if self.hidden is None else self.hidden[..., tokens]
+        return Seen(self.keys[:, tokens], self.values[:, tokens], hidden)
+
+
+def unseen(seen: Flags) -> Floats | None:
+    """1 where a token is seen and 0 elsewhere; None if all are seen."""
+    return None if seen.all() else seen.astype(np.float32)
+
+
+def split(made: Floats, rows: Sequence[Ids]) -> list[Floats]:
+    """An array cut into consecutive parts with these rows."""
+    return np.split(made, np.cumsum([len(some) for some in rows])[:-1])
+
+
+def rotated(x: Floats, turns: NDArray[np.complex64]) -> Floats:
+    """Vectors [N, H, W] with each pair of numbers rotated."""
+    return (np.ascontiguousarray(x).view(np.complex64) * turns).view(np.float32)
 
 
 def norm(x: Floats) -> Floats:

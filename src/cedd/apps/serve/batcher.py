@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from cedd.apps.correct.numpy_network import Floats, Passage, PassageReader, States
+from cedd.apps.correct.numpy_network import Floats, Inside, Passage, PassageReader
 from cedd.models.loaded_model import LoadedModel
 from cedd.network import (
     UNKNOWN_LABEL,
@@ -272,9 +272,9 @@ class ConcurrentPassageReader:
     def __init__(self, network: PassageReader, fiber: Fiber) -> None:
         self._network, self._fiber = network, fiber
 
-    def read(self, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:
+    def read(self, text: Passage, inside: Inside | None = None) -> Floats:
         """Like the network's own `read`."""
-        return self._fiber.blocking(lambda: self._network.read(passages))
+        return self._fiber.blocking(lambda: self._network.read(text, inside))
 
 
 @lru_cache(maxsize=256)
