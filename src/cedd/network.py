@@ -365,7 +365,7 @@ class Places:
         return len(self.rows)
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostPlaces:
     """Masks of a batch that are revealed in a call, as far as the host knows them without waiting for a GPU."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cedd
-from cedd.constraints import choice, json_schema, length, regex
+from cedd.constraints import TokenAutomaton, choice, compile_tokens, json_schema, length, regex
 from cedd.data.token_languages import language_constraint
 from cedd.data.tokenizers import BERTTokenizer, BPETokenizer, CharTokenizer, PaddedTokenizer, Tokenizer
 from cedd.tasks import LanguageModel, load
@@ -364,6 +364,21 @@ def test_compiled_languages_are_kept_on_disk(tmp_path, monkeypatch):
     for pattern in ("a", "b", "c"):
         compiled(pattern)
     assert len(list((tmp_path / "constraints").iterdir())) == 2
+
+
+def test_a_language_is_compiled_once_for_texts_of_a_given_length(models, monkeypatch):
+    from cedd.data import token_languages as module
+
+    compiled = list[bool]()
+
+    def counted(*parts: Any, may_end: bool) -> TokenAutomaton:
+        compiled.append(may_end)
+        return compile_tokens(*parts, may_end=may_end)
+
+    monkeypatch.setattr(module, "compile_tokens", counted)
+    for tokens in (6, 6, 7):
+        models["padded"].generate(1, length=tokens, constraint=regex("[b-e]{2,5}"), seed=0)
+    assert compiled == [True]
 
 
 def test_a_language_as_a_constraint_of_cedd_sample():

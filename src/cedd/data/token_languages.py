@@ -41,13 +41,15 @@ def token_language(
         before: what the tokens write before each text.
         cache: folder of files (default: CEDD_CACHE or ~/.cache/cedd).
     """
-    return _compiled(language, tokenizer, may_end, before, cache_root(cache) / "constraints")
+    return _compiled(language, tokenizer, may_end, before, cache)
 
 
 @lru_cache(maxsize=64)
-def _compiled(language: Language, tokenizer: Tokenizer, may_end: bool, before: str, folder: Path) -> TokenLanguage:
+def _compiled(
+    language: Language, tokenizer: Tokenizer, may_end: bool, before: str, cache: str | Path | None
+) -> TokenLanguage:
     parts = [FORMAT, repr(language.expression), tokenizer.texts.fingerprint, may_end, before]
-    file = folder / f"{json_sha256(parts)}.safetensors"
+    file = cache_root(cache) / "constraints" / f"{json_sha256(parts)}.safetensors"
     if (kept := _read(file)) is not None:
         return TokenLanguage(kept)
     start = time.perf_counter()

@@ -159,9 +159,8 @@ class LanguageConstraint(JointConstraint):
         if len(self.spans) != 1 or (sharpening.temperature > 0 and sharpening.top_p < 1):
             return None
         (span,) = self.spans
-        positions = torch.arange(self.where.shape[-1])
-        inside = (positions >= span.start) & (positions < span.stop)
-        return SpanDraw.of(span, sharpening, device) if bool((self.where | inside).all()) else None
+        is_whole = self.where[..., : span.start].all() & self.where[..., span.stop :].all()
+        return SpanDraw.of(span, sharpening, device) if is_whole else None
 
     def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
         """See `JointConstraint`."""

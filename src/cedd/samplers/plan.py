@@ -26,7 +26,7 @@ The number of calls is the largest number of events of a sequence, and all but t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -253,24 +253,25 @@ class Plan:
         u, v, masked_again, steps, of_rows = map(
             torch.as_tensor, (jumps.u, jumps.v, moves.rows[moves.back], steps, jumps.steps)
         )
-        places = self._places(jumps.rows)
+        host = None
         if (masked := self._called) is not None:
-            places = replace(places, host=HostPlaces(jumps.rows, np.flatnonzero(masked)))
+            host = HostPlaces(jumps.rows, np.flatnonzero(masked))
             masked[jumps.rows], masked[moves.rows[moves.back]] = False, True
+        places = self._places(jumps.rows, host)
         return Candidates(places, u, v, masked_again, steps, of_rows, self.only_reveals)
 
-    def _places(self, rows: FlatRows) -> Places:
+    def _places(self, rows: FlatRows, host: HostPlaces | None) -> Places:
         batch, length = self._shape
         if not self._by_sequence or batch == 1:
-            return Places(torch.as_tensor(rows))
+            return Places(torch.as_tensor(rows), host=host)
         sequence = rows // length
         first = np.ones(len(rows), dtype=np.bool_)
         np.not_equal(sequence[1:], sequence[:-1], out=first[1:])
         sequences = sequence[first]
         if len(sequences) == batch:
-            return Places(torch.as_tensor(rows))
+            return Places(torch.as_tensor(rows), host=host)
         local = (np.cumsum(first) - 1) * length + rows % length
-        return Places(torch.as_tensor(rows), torch.as_tensor(sequences), torch.as_tensor(local))
+        return Places(torch.as_tensor(rows), torch.as_tensor(sequences), torch.as_tensor(local), host)
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
         """The candidates of steps start..stop-1 on the device, with one call per step for all sequences."""
@@ -303,6 +304,7 @@ class Plan:
         )
         sent = (torch.split(torch.cat(kind).to(device, non_blocking=True), [*map(len, kind)]) for kind in kinds)
         for call, rows, local, sequences, u, v, masked_again, steps, of_rows, masks in zip(made, *sent, strict=True):
-            host = None if call.places.host is None else replace(call.places.host, sent=masks)
+            if (host := call.places.host) is not None:
+                host.sent = masks
             places = Places(rows, None if call.places.sequences is None else sequences, local, host)
             yield Candidates(places, u, v, masked_again, steps, of_rows, call.only_reveals)

@@ -83,9 +83,11 @@ def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, l
     most for 16 tokens more than twice those of the shortest text.
     """
     template = prompt_template(loaded, prompt, length).in_languages([language], may_end=True)
+    if length is not None:
+        return template
     room, before = len(template.spans[0]), template.width - len(template.spans[0])
     texts = prompt_template(loaded, prompt, length).in_languages([language]).spans[0].language.automaton
-    if length is not None or not (lengths := texts.lengths(room)) or texts.is_infinite:
+    if not (lengths := texts.lengths(room)) or texts.is_infinite:
         return template
     most = min(lengths[-1], 2 * lengths[0] + 16)
     longest = max(count for count in lengths if count <= most)
