@@ -486,9 +486,10 @@ def test_a_lower_limit_of_the_log_probability_stops_early(lexicon, pair, least):
     assert found == exact if exact > least else found >= exact
 
 
-def nothing_said(words):
-    """A context in which all words are equally probable."""
-    return np.zeros(len(words))
+def meant(neighbours, written):
+    """The words that were most probably meant, in a context in which all words are equally probable."""
+    near = neighbours.near(written)
+    return neighbours.meant(written, near, np.zeros(len(near[0])))
 
 
 def test_the_similar_words_that_fit_the_context_are_scored(lexicon, monkeypatch):
@@ -497,7 +498,7 @@ def test_the_similar_words_that_fit_the_context_are_scored(lexicon, monkeypatch)
     tokens = tokens_of("the cat sat on the aat. the aat sat on the mat.")
     page, reader = TokenizedText("", tokens), Reader(lexicon)
     places = [place for place, token in enumerate(tokens) if token.text == "aat"]
-    assert [reader.near_words(page, place)[0].words for place in places] == [("mat",), ("cat",)]
+    assert [found[0].words for found in reader.near_words(page, places)] == [("mat",), ("cat",)]
 
 
 @pytest.mark.parametrize("text", ["he was in the ho me.", "he went h ome."])
@@ -522,8 +523,8 @@ def test_words_next_to_an_error_are_judged_in_the_corrected_text(lexicon):
 def test_misspellings_of_the_training_lists_are_remembered(lexicon, tmp_path):
     """Also if they are far from the intended word, or are words themselves."""
     knowing = replace(lexicon, memory={"ltr": ("letter",), "mat": ("home", "unheard")})
-    assert ("letter",) not in {c.words for c in Neighbours(lexicon).meant("ltr", nothing_said)}
-    assert ("letter",) in {c.words for c in Neighbours(knowing).meant("ltr", nothing_said)}
+    assert ("letter",) not in {c.words for c in meant(Neighbours(lexicon), "ltr")}
+    assert ("letter",) in {c.words for c in meant(Neighbours(knowing), "ltr")}
     first, other = Neighbours(knowing).confused
     mat = lexicon.index["mat"]
     assert {lexicon.words[i] for i in other[first[mat] : first[mat + 1]]} == {"cat", "sat", "home"}
@@ -668,7 +669,7 @@ def test_regional_spellings_of_known_words_stay(lexicon):
     reader = Reader(replace(lexicon, words=words))
     for spelt, free in (("theatre", False), ("theather", True)):
         page = TokenizedText("", tokens_of(f"he went to the {spelt}"))
-        options = {option.text for option in reader.suspect(page, 4, None).options}
+        options = {option.text for option in reader.suspects_at(page, {4: None})[0].options}
         assert ("theater" in options) == free
 
 
@@ -770,7 +771,7 @@ def test_caches_are_bounded(lexicon, monkeypatch):
 
 def test_near_words_and_splits(lexicon):
     near = Neighbours(lexicon)
-    assert near.meant("leter", nothing_said)[0].words == ("letter",)
+    assert meant(near, "leter")[0].words == ("letter",)
     assert {c.words for c in near.splits("alot")} == {("a", "lot")}
 
 

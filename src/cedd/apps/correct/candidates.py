@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, combinations
@@ -126,10 +126,11 @@ class Neighbours:
         best = np.argsort(-rank, kind="stable")[:NEAR]
         return places[best], rough[best].astype(np.float64)
 
-    def meant(self, written: str, context: Callable[[Integers], Floats]) -> list[Candidate]:
-        """The words that were most probably meant; `context` returns log p of the text with each word."""
-        numbers, rough = self.near(written)
-        rank = rough + IN_CONTEXT["count"] * self.lexicon.log_counts[numbers] + IN_CONTEXT["context"] * context(numbers)
+    def meant(self, written: str, near: tuple[Integers, Floats], context: Floats) -> list[Candidate]:
+        """The words that were most probably meant, of those that are `near`; `context` is log p of the text with
+        each."""
+        numbers, rough = near
+        rank = rough + IN_CONTEXT["count"] * self.lexicon.log_counts[numbers] + IN_CONTEXT["context"] * context
         best = np.sort(np.argsort(-rank, kind="stable")[:SCORED])
         best = best[rank[best] >= rank.max(initial=-math.inf) - LIKELY]
         least = dict.fromkeys(self.lexicon.memory.get(written, ()), REMEMBERED)
@@ -188,10 +189,8 @@ class Neighbours:
 
     def strangeness(self, written: str) -> float:
         """The mean surprise of a string's letters."""
-        code = [0, 0, *_CODES[np.frombuffer(written.encode(), np.uint8)].tolist(), 0]
-        return float(
-            np.mean([self.letter_surprise[a, b, c] for a, b, c in zip(code, code[1:], code[2:], strict=False)])
-        )
+        code = np.pad(_CODES[np.frombuffer(written.encode(), np.uint8)], (2, 1))
+        return float(self.letter_surprise[code[:-2], code[1:-1], code[2:]].mean())
 
 
 def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,8 @@ WITH_PARTICLE = re.compile(
 """Verbs whose particle "in" or "on" is not joined with "to": opt in to, move on to."""
 FRAME = 3
 """Tokens on each side of a suspicious word whose probability it affects."""
+AT_ONCE = 256
+"""Suspicious words whose features are computed at once; each takes up to 100 kB."""
 LONG_TEXT = 100
 """Tokens of a text in which a repeated unknown word is probably intended; a shorter text may repeat the same slip."""
 REPEAT_LOG_ODDS = 0.75
@@ -86,6 +89,9 @@ ENGLISH = {"rare": 3.5, "common": 4.2}
 suspicious: error-free English has 7, lists of misspellings 6, other languages 0."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class TokenizedText:
     """A text and its tokens, some of which are replaced by other words.
@@ -115,6 +121,14 @@ class TokenizedText:
         return acronyms(self.tokens)
 
 
+class Draft(NamedTuple):
+    """A suspicious token, by its index, its options, and log p(written | option) of each [O]."""
+
+    place: int
+    options: tuple[Option, ...]
+    channel: Floats
+
+
 class Reader:
     """Finds the suspicious words of a text.
 
@@ -134,10 +148,27 @@ class Reader:
         source = TokenizedText(text, tokens)
         found = self.suspicious(tokens, self.lexicon.numbers(source.keys))
         correct = {i for i, one in enumerate(tokens) if one.key in ignored or one.key.removesuffix("'s") in ignored}
-        suspects = (self.suspect(source, place, near) for place, near in found.items() if place not in correct)
+        found = {place: near for place, near in found.items() if place not in correct}
+        suspects = chain.from_iterable(
+            self.suspects_at(source, {place: found[place] for place in part}) for part in parts(list(found))
+        )
         if correct:
             suspects = (suspect.without(correct) for suspect in suspects)
         return self.with_repeats(tokens, [suspect for suspect in suspects if len(suspect.options) > 1])
+
+    def suspects_at(self, source: TokenizedText, found: Mapping[int, Sequence[int] | None]) -> list[Suspect]:
+        """The suspects at these indices, from the numbers of the words that may be meant; None if not known yet."""
+        unclear = [place for place, near in found.items() if near is None]
+        near_words = iter(self.near_words(source, unclear))
+        drafts = [
+            self.draft(
+                source,
+                place,
+                next(near_words) if near is None else self.neighbours.these(source.tokens[place].key, near),
+            )
+            for place, near in found.items()
+        ]
+        return self.with_features(source, drafts)
 
     def with_repeats(self, tokens: Sequence[Token], suspects: Sequence[Suspect]) -> list[Suspect]:
         """The suspects; repetition does not count in favour of a word if the same other word fits better at all its
@@ -170,12 +201,14 @@ class Reader:
         ]
         replaced = {place: o.words[0] for place, o in accepted if len(o.words) == 1 and o.last - o.first == 1}
         source, result = TokenizedText(text, tokens, replaced), list(scored)
-        for number, (suspect, _) in enumerate(scored):
-            if any(abs(suspect.place - place) in range(1, FRAME + 1) for place in replaced):
-                channel, repeated = suspect.features[:, COLUMN["channel"]], suspect.features[0, COLUMN["kept repeated"]]
-                new = replace(suspect, features=self.features(source, suspect.place, suspect.options, channel))
-                new = new.with_feature("kept repeated", repeated)
-                result[number] = new, new.probabilities(self.alone)
+        around = {place + distance for place in replaced for distance in range(-FRAME, FRAME + 1) if distance}
+        near = [number for number, (suspect, _) in enumerate(scored) if suspect.place in around]
+        before = [scored[number][0] for number in near]
+        drafts = [Draft(suspect.place, suspect.options, suspect.features[:, COLUMN["channel"]]) for suspect in before]
+        again = chain.from_iterable(self.with_features(source, part) for part in parts(drafts))
+        for number, old, new in zip(near, before, again, strict=True):
+            new = new.with_feature("kept repeated", old.features[0, COLUMN["kept repeated"]])
+            result[number] = new, new.probabilities(self.alone)
         return result
 
     def suspicious(self, tokens: Sequence[Token], numbers: Integers) -> dict[int, Sequence[int] | None]:
@@ -273,22 +306,20 @@ class Reader:
         most = -EVIDENCE[0] if number == UNKNOWN else EVIDENCE[1]
         return min(max(log_p - math.log(lexicon.total) + LETTER * len(word) + END, EVIDENCE[0]), most)
 
-    def suspect(self, source: TokenizedText, place: int, near: Sequence[int] | None) -> Suspect:
-        """A token with its options and all their features except the network's."""
+    def draft(self, source: TokenizedText, place: int, found: Sequence[Candidate]) -> Draft:
+        """A token with its options: similar words that were found, two words, and the word joined with a neighbour."""
         text, tokens = source.text, source.tokens
         token, lexicon = tokens[place], self.lexicon
         number = lexicon.index.get(token.key)
         known = number is not None and bool(lexicon.log_counts[number] >= RARE)
         options = [Option(place, place + 1, (token.key,), token.text)]
         channel = [0.0]
-        neighbours = self.neighbours
-        found = self.near_words(source, place) if near is None else neighbours.these(token.key, near)
         for candidate in found:
             if same_word(token.key, candidate.words[0], known=number is not None):
                 continue  # correct in another country's spelling
             options.append(Option(place, place + 1, candidate.words, like(token.text, candidate.words[0])))
             channel.append(candidate.log_channel)
-        for candidate in () if known else neighbours.splits(token.key):
+        for candidate in () if known else self.neighbours.splits(token.key):
             if self.is_compound(candidate.words):
                 continue
             options.append(Option(place, place + 1, candidate.words, like(token.text, " ".join(candidate.words))))
@@ -300,7 +331,15 @@ class Reader:
             ):
                 options.append(Option(first, first + 2, (word,), like(tokens[first].text, word)))
                 channel.append(0.0)
-        return Suspect(place, tuple(options), self.features(source, place, options, np.array(channel)))
+        return Draft(place, tuple(options), np.array(channel))
+
+    def with_features(self, source: TokenizedText, drafts: Sequence[Draft]) -> list[Suspect]:
+        """The suspects with all features except the network's."""
+        contexts = self.contexts(source.keys, drafts)
+        return [
+            Suspect(draft.place, draft.options, self.features(source, draft, context))
+            for draft, context in zip(drafts, contexts, strict=True)
+        ]
 
     def is_compound(self, words: Sequence[str]) -> bool:
         """Whether two words in one are a compound (stylesheet, hostname) rather than two words without their space:
@@ -314,16 +353,17 @@ class Reader:
             return False
         return bool(self.lexicon.gram_counts(np.array([[first, second]]))[0] < MAX_COMPOUND_PAIR_COUNT)
 
-    def near_words(self, source: TokenizedText, place: int) -> list[Candidate]:
-        """The words similar to a token that fit its context best."""
-        frame = self.lexicon.numbers(source.keys[place + FRAME - 2 : place + FRAME + 3])
-
-        def context(words: Integers) -> Floats:
-            frames = np.tile(frame, (len(words), 1))
-            frames[:, 2] = words
-            return self.around(frames)
-
-        return self.neighbours.meant(source.tokens[place].key, context)
+    def near_words(self, source: TokenizedText, places: Sequence[int]) -> list[list[Candidate]]:
+        """The words similar to each token that fit its context best."""
+        if not places:
+            return []
+        written = [source.tokens[place].key for place in places]
+        near, numbers = [self.neighbours.near(word) for word in written], self.lexicon.numbers(source.keys)
+        sizes = [len(words) for words, _ in near]
+        frames = numbers[np.repeat(np.array(places, np.int64), sizes)[:, None] + FRAME + np.arange(-2, 3)]
+        frames[:, 2] = np.concatenate([words for words, _ in near])
+        contexts = np.split(self.around(frames), np.cumsum(sizes)[:-1])
+        return [self.neighbours.meant(*one) for one in zip(written, near, contexts, strict=True)]
 
     def joined_word(self, text: str, first: Token, second: Token, before: str = "") -> str | None:
         """Two tokens as one word, if they are words separated by a space, neither is part of a hyphenated word, the
@@ -341,10 +381,10 @@ class Reader:
         number = self.lexicon.index.get(word) if fits else None
         return None if number is None or self.lexicon.log_counts[number] < 3 else word
 
-    def features(self, source: TokenizedText, place: int, options: Sequence[Option], channel: Floats) -> Floats:
-        """[O, F]"""
+    def features(self, source: TokenizedText, draft: Draft, context: Floats) -> Floats:
+        """[O, F], from log p of the words around with each option [O]."""
+        place, options, channel = draft
         token, lexicon = source.tokens[place], self.lexicon
-        context = self.contexts(source.keys, place + FRAME, options)
         number = lexicon.index.get(token.key)
         unknown, log_count = number is None, 0.0 if number is None else lexicon.log_counts[number]
         named = number is not None and bool(lexicon.named[number])
@@ -412,22 +452,27 @@ class Reader:
         expected = len(source.keys) * self.lexicon.counts[number] / self.lexicon.total
         return max(0.0, math.log(source.counts[key] / max(1.0, expected))) if len(source.tokens) >= LONG_TEXT else 0.0
 
-    def contexts(self, keys: Sequence[str], centre: int, options: Sequence[Option]) -> Floats:
-        """log p of the tokens around a suspicious word with each option in its place, [O]."""
-        result = np.zeros(len(options))
-        groups: dict[int, list[int]] = defaultdict(list)
-        sequences: list[Integers] = []
-        offset = centre - options[0].first  # of keys relative to tokens
-        for number, option in enumerate(options):
-            before = keys[centre - FRAME : option.first + offset]
-            after = keys[option.last + offset : centre + FRAME + 1]
-            sequence = self.lexicon.numbers([*before, *option.words, *after])
-            groups[len(sequence)].append(number)
-            sequences.append(sequence)
+    def contexts(self, keys: Sequence[str], drafts: Sequence[Draft]) -> list[Floats]:
+        """log p of the tokens around each suspicious word with each option in its place, [O] for each."""
+        numbers, get = self.lexicon.numbers(keys).tolist(), self.lexicon.index.get
+        groups: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        ends = list(accumulate(len(draft.options) for draft in drafts))
+        for draft, end in zip(drafts, ends, strict=True):
+            first, last = draft.place, draft.place + 2 * FRAME + 1  # of the keys around it
+            for row, option in enumerate(draft.options, end - len(draft.options)):
+                before, after = numbers[first : option.first + FRAME], numbers[option.last + FRAME : last]
+                sequence = [*before, *(get(word, UNKNOWN) for word in option.words), *after]
+                groups[len(sequence)].append((row, sequence))
+        result = np.zeros(ends[-1] if ends else 0)
         for members in groups.values():
-            batch = np.stack([sequences[number] for number in members])
-            result[members] = self.lexicon.log_probabilities(batch).sum(-1)
-        return result
+            rows, sequences = zip(*members, strict=True)
+            result[list(rows)] = self.lexicon.log_probabilities(np.array(sequences)).sum(-1)
+        return np.split(result, ends[:-1]) if ends else []
+
+
+def parts(sequence: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Parts of a sequence that are processed at once."""
+    return (sequence[start : start + AT_ONCE] for start in range(0, len(sequence), AT_ONCE))
 
 
 @lru_cache(maxsize=2)
