@@ -615,7 +615,7 @@ def test_the_network_reads_the_text_with_accepted_changes(written, sure, read):
     assert len(seen) == (2 if sure else 4)
 
 
-@pytest.mark.parametrize(("words", "asked"), [(30, 30), (200, 32), (4000, 4000 * 9 // 128)])
+@pytest.mark.parametrize(("words", "asked"), [(8, 8), (200, 8 + 200 * 9 // 128), (4000, 8 + 4000 * 9 // 128)])
 def test_the_number_of_words_that_the_network_scores_is_limited(words, asked):
     """To the least certain ones."""
     text, seen = "his leter " * words, []

@@ -35,9 +35,9 @@ MAX_NETWORK_OPTIONS, UNLIKELY = 8, 0.05
 """The network scores at most this many options of a word, and none whose probability is below UNLIKELY p_best."""
 MIN_CONTEXT = 4
 """Words of a text that the network scores. In a shorter one, such as "reuqest timeout", the lexicon alone is better."""
-MIN_NETWORK_WORDS, CHARACTERS_PER_NETWORK_WORD = 32, 128
-"""The network scores at most one word per 128 characters of a text (32 words in a short text), the least certain
-ones."""
+NETWORK_WORDS, CHARACTERS_PER_NETWORK_WORD = 8, 128
+"""The network scores at most this many words, and one more per 128 characters of the text, the least certain ones. A
+paragraph in which every eighth word is misspelled has fewer undecided words."""
 Scores = Callable[[str, Sequence[tuple[int, int, str]]], Floats]
 """(text, [(start, stop, replacement)]) -> the log-likelihood of the text with each replacement, and the number of
 tokens over which it is summed, [N, 2]."""
@@ -147,10 +147,8 @@ def rescore_undecided(
     The network reads the text with accepted changes applied, since an error makes the words around it improbable. If a
     word is undecided in several places, its clear changes are applied too: the network finds probable what it has seen.
     """
-    result, undecided = (
-        list(scored),
-        least_certain(scored, max(MIN_NETWORK_WORDS, len(text) // CHARACTERS_PER_NETWORK_WORD)),
-    )
+    result = list(scored)
+    undecided = least_certain(scored, NETWORK_WORDS + len(text) // CHARACTERS_PER_NETWORK_WORD)
     options = [network_options(scored[number][1]) for number in undecided]
     suspects = [scored[number][0].only(kept) for number, kept in zip(undecided, options, strict=True)]
     read = {place for suspect in suspects for option in suspect.options for place in option.places}
