@@ -238,10 +238,12 @@ def _differences(rows: Rows) -> str:
 # Bounds
 
 
-def _bounds(rows: Rows, cells: Sequence[str]) -> str:
-    """Perplexities by `tight` with their intervals, and the exact ones of cells in short blocks."""
-    texts = [*rows.sets, *rows.held_out]
-    heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
+def _bounds(rows: Rows, cells: Sequence[str], only: Sequence[str] = ()) -> str:
+    """Perplexities by `tight` with their intervals, and the exact ones of cells in short blocks, on all texts or `only`
+    on those of these that were measured."""
+    titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
+    texts = [text for text in titles if text in only] or [*titles]
+    heads = [titles[text] for text in texts]
     lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
     for title, _, row in rows.of(cells):
         found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in texts]
@@ -262,11 +264,12 @@ def _blocks(rows: Rows) -> dict[str, str]:
     shown = [cell for cell in BLOCKS_AND_FULL if cell in done or cell in others]
     real = "".join(_real(rows, length or rows.protocol.get("length"), one_by_one=True) for length in lengths)
     found = {
-        "blocks-bounds": _bounds(rows, shown),
+        "blocks-bounds": _bounds(rows, shown, (PAGE_TEXT, "wikipedia")),
         "blocks-samples": _generative(rows, shown, one_by_one=True) + real,
         "blocks-speed": _speed(rows, done),
     }
-    return {name: f"{BLOCKS[name]}\n\n{table}" for name, table in found.items()}
+    page = {name: f"{BLOCKS[name]}\n\n{table}" for name, table in found.items()}
+    return {**page, "blocks-all-texts": _bounds(rows, shown)}
 
 
 def weighted_bounds(rows: Rows, cells: Sequence[str]) -> str:
