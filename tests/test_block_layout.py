@@ -284,7 +284,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
     for wrong in (0, -4, 2.0, True):
         with pytest.raises(ValueError, match=r"at least 1 token \(got"):
             cedd.METHODS["cedd"].in_blocks(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"ar writes one token after another, and has no blocks \(got block=4\)"):
+    with pytest.raises(ValueError, match=r"ar is autoregressive and has no blocks \(got block=4\)"):
         cedd.loss(model, absorb, clean, method="ar", block=4)
     with pytest.raises(ValueError, match=r"the model is for blocks of 4 tokens \(got block=8\)"):
         cedd.loss(model, absorb, clean, method=cedd.METHODS["cedd"].in_blocks(4), block=8)

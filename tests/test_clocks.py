@@ -469,9 +469,9 @@ def test_hybrid_without_shuffles_is_absorb() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"p_u": 1.0}, "p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1 \\(got 1.0"),
+        ({"p_u": 1.0}, "p_u must be in \\[0, 1\\) \\(got 1.0"),
         ({"p_u": math.nan}, "p_u"),
-        ({"rise": 0.0}, r"rise must lie in \[0.2, 1\] \(default 0.5\) \(got 0.0"),
+        ({"rise": 0.0}, r"rise must be in \[0.2, 1\] \(default 0.5\) \(got 0.0"),
         ({"fall": 1.5}, "fall"),
         ({"eps": 0.0}, "eps"),
     ],

@@ -328,7 +328,7 @@ def test_independent_times_and_limits() -> None:
     assert 1e-3 <= float(t.min()) < 2e-3
     assert float(t.max()) <= 1.0
     assert abs(float(t.mean()) - 0.5005) < 4 * 0.2887 / 100  # 4 standard errors
-    for count, low, message in ((0, 0.0, "at least one sequence"), (1, 1.0, r"lie in \[0, 1\]"), (1, -0.1, "lie in")):
+    for count, low, message in ((0, 0.0, "at least one sequence"), (1, 1.0, r"be in \[0, 1\]"), (1, -0.1, "be in")):
         with pytest.raises(ValueError, match=message):
             draw_times(count, low=low)
 
@@ -380,8 +380,8 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
         (lambda: cedd.loss(MODEL, cedd.roulette(V), TOKENS, method="dfm"), "dfm runs from a mask source"),
         (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS[0], method="cedd"), r"a batch of sequences \[B, L\]"),
         (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS[:0], method="cedd"), r"a batch of sequences \[B, L\]"),
-        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS + V, method="cedd"), "token ids must lie in 0..3"),
-        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS, method="cedd", t=1.5), "time t must lie in"),
+        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS + V, method="cedd"), "token ids must be in 0..3"),
+        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS, method="cedd", t=1.5), "time t must be in"),
         (
             lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS, method="cedd", t=torch.ones(2, 1)),
             r"one per sequence or one per position: x0 is \[2, 3\], t is \[2, 1\]",
@@ -408,7 +408,7 @@ def test_refusals(call, message: str) -> None:
 
 def test_tokens_are_a_tensor() -> None:
     for wrong in (TOKENS.numpy(), TOKENS.tolist()):
-        said = f"token ids are a tensor of integers \\(got {type(wrong).__name__}"
+        said = f"token ids must be a tensor of integers \\(got {type(wrong).__name__}"
         with pytest.raises(TypeError, match=said):
             cedd.loss(MODEL, cedd.absorb(V), wrong, method="cedd")  # pyright: ignore[reportArgumentType]
         with pytest.raises(TypeError, match=said):
@@ -429,7 +429,7 @@ def test_log_scores_by_name() -> None:
     [
         ((2, 3, 6), torch.zeros(2, 3, dtype=torch.long), 0.5, "none for the mask"),
         ((2, 3, 5), torch.full((2, 3), 9), 0.5, "noisy tokens"),
-        ((2, 3, 5), torch.zeros(2, 3), 0.5, "integers"),
+        ((2, 3, 5), torch.zeros(2, 3), 0.5, "int32 or int64"),
         ((2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.rand(3), r"x_t is \[2, 3\], t is \[3\]"),
     ],
 )

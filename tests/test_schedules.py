@@ -101,7 +101,7 @@ def test_geometric_ends(ends: tuple[float, float]) -> None:
 
 @pytest.mark.parametrize("t", [-1e-9, 1.0 + 1e-9, math.nan, torch.tensor([0.5, 1.5])])
 def test_times_outside_are_refused(t) -> None:
-    with pytest.raises(ValueError, match=r"time t must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"time t must be in \[0, 1\]"):
         check_time(t)
 
 

@@ -210,11 +210,11 @@ class Hybrid(Clocks):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.p_u < 1.0:
-            raise ValueError(f"p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1 (got {self.p_u!r})")
+            raise ValueError(f"p_u must be in [0, 1) (got {self.p_u!r})")
         if not _SMALLEST_RISE <= self.rise <= 1.0:
-            raise ValueError(f"rise must lie in [{_SMALLEST_RISE:g}, 1] (default 0.5) (got {self.rise!r})")
+            raise ValueError(f"rise must be in [{_SMALLEST_RISE:g}, 1] (default 0.5) (got {self.rise!r})")
         if not 0.0 < self.fall <= 1.0:
-            raise ValueError(f"fall must lie in (0, 1], or the mask clock would run backwards (got {self.fall!r})")
+            raise ValueError(f"fall must be in (0, 1], or the mask clock would run backwards (got {self.fall!r})")
         if not _SMALLEST_EPS <= self.eps < 0.5:
             raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1/2 (default 1e-4) (got {self.eps!r})")
 
@@ -500,9 +500,9 @@ class PowerShare:
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("stop", self.stop)):
             if not 0.0 <= value <= 1.0:
-                raise ValueError(f"a share lies in [0, 1] (got {name}={value!r})")
+                raise ValueError(f"{name} must be in [0, 1] (got {value!r})")
         if not self.power > 0:
-            raise ValueError(f"the power of a share must be positive (got {self.power!r})")
+            raise ValueError(f"power must be positive (got {self.power!r})")
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.start + (self.stop - self.start) * t**self.power

@@ -54,7 +54,7 @@ def draw_times(
     if count < 1:
         raise ValueError(f"a batch needs at least one sequence (got {count})")
     if not 0.0 <= low < high <= 1.0:
-        raise ValueError(f"training times must lie in [0, 1], the lowest below the highest (got {low!r} and {high!r})")
+        raise ValueError(f"training times must be in [0, 1], the lowest below the highest (got {low!r} and {high!r})")
     u = torch.rand(count, generator=generator, dtype=torch.float64)
     if stratified:
         u = (torch.randperm(count, generator=generator) + u) / count

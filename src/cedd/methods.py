@@ -55,7 +55,7 @@ class Method:
         self.dynamics.check_parts(self.parameterization, self.objective)
         if self.block is not None and check_block(self.block) and not self.dynamics.noisy:
             raise ValueError(
-                f"{self.name} writes one token after another, and has no blocks (got block={self.block}); leave block "
+                f"{self.name} is autoregressive and has no blocks (got block={self.block}); leave block "
                 "out, or use a diffusion method"
             )
 
@@ -76,7 +76,7 @@ class Method:
             own = "its own bound" if self.dynamics.noisy else "an exact likelihood"
             raise ValueError(f"{self.name} has {own} and no {bound}; use bound='tight'")
         if time_floor is not None and not 0 <= time_floor < 1:
-            raise ValueError(f"the earliest time must lie in [0, 1) (got {time_floor!r})")
+            raise ValueError(f"the earliest time must be in [0, 1) (got {time_floor!r})")
 
     @property
     def meaning(self) -> str:
@@ -123,7 +123,7 @@ class Method:
     def check_whole(self, what: str) -> None:
         """Raise a ValueError for a use that reads a text from both sides, if texts are written block by block."""
         if self.block is not None:
-            raise ValueError(f"{what} is not available for models that write blocks (of {self.block} tokens)")
+            raise ValueError(f"{what} is not available for block diffusion models (blocks of {self.block} tokens)")
 
     def blocks_of(self, length: int) -> int:
         """The number of blocks in a text of this length, which must be a multiple of the block size."""
@@ -190,7 +190,7 @@ def method_from_config(record: str | JSONMapping) -> Method:
     if isinstance(record, str):
         return get_method(record)
     if missing := [name for name in ("name", *_PARTS) if name not in record]:
-        raise ValueError(f"the record of a method needs {', '.join(('name', *_PARTS))}; {missing[0]} is missing")
+        raise ValueError(f"a method needs {', '.join(('name', *_PARTS))}; {missing[0]} is missing")
     parts = {name: table.build(record[name]) for name, table in _PARTS.items()}
     return Method(record["name"], **parts, block=record.get("block"))
 

@@ -436,7 +436,7 @@ class Denoiser(Affine):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sigma_floor < math.inf:
-            raise ValueError(f"sigma_floor must be a number from 0 up (got {self.sigma_floor!r})")
+            raise ValueError(f"sigma_floor must be at least 0 (got {self.sigma_floor!r})")
 
     def rescaled_sigma(self, sigma: Tensor, has_mask: bool) -> Tensor:
         """The sigma in the unmasked ratios."""

@@ -58,7 +58,7 @@ class Table:
         try:
             return entry(**built)
         except TypeError as error:
-            raise ValueError(f"invalid record of the {self.kind} {name!r}: {error}") from error
+            raise ValueError(f"invalid {self.kind} {name!r}: {error}") from error
 
 
 class Part:

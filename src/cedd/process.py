@@ -51,7 +51,7 @@ def check_seed(seed: int) -> int:
     """A seed as an int in 0..2^64 - 1. Beyond, two seeds would give the same numbers."""
     number = operator.index(seed)
     if not 0 <= number < 1 << 64:
-        raise ValueError(f"a seed must lie in 0..2^64 - 1 (got {number})")
+        raise ValueError(f"a seed must be in 0..2^64 - 1 (got {number})")
     return number
 
 
@@ -324,7 +324,7 @@ class TokenProcess:
         try:  # a plain int, from anything that is one
             object.__setattr__(self, "vocab_size", operator.index(self.vocab_size))
         except TypeError:
-            raise ValueError(f"the vocabulary size must be a whole number (got {self.vocab_size!r})") from None
+            raise ValueError(f"the vocabulary size must be an integer (got {self.vocab_size!r})") from None
         if self.vocab_size < 2:
             raise ValueError(f"a vocabulary needs at least 2 tokens (got V = {self.vocab_size})")
         check_clocks(self.clocks)
@@ -509,11 +509,11 @@ class TokenProcess:
 
 def _check_ids(x: object, count: int, what: str, hint: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{what} are a tensor of integers (got {type(x).__name__})")
+        raise TypeError(f"{what} must be a tensor of integers (got {type(x).__name__})")
     if x.dtype not in (torch.int32, torch.int64):  # torch indexes with no others, and a mask may not fit into them
-        raise ValueError(f"{what} are integers of 32 or 64 bits (.long() makes them so) (got {x.dtype})")
+        raise ValueError(f"{what} must be int32 or int64, as from .long() (got {x.dtype})")
     if x.numel() and (int(x.min()) < 0 or int(x.max()) >= count):
-        raise ValueError(f"{what} must lie in 0..{count - 1} (got {int(x.min())}..{int(x.max())}{hint})")
+        raise ValueError(f"{what} must be in 0..{count - 1} (got {int(x.min())}..{int(x.max())}{hint})")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -524,9 +524,9 @@ def _share(value: float, name: str = "p_m") -> float:
     """A share of masking as a plain number, checked."""
     share = float(value)
     if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{name} is a probability and must lie in [0, 1] (got {share!r})")
+        raise ValueError(f"{name} must be in [0, 1] (got {share!r})")
     if 0.0 < share < _SMALLEST_SHARE:
-        raise ValueError(f"{name} must lie in [{_SMALLEST_SHARE:g}, 1] (got {share!r}; uniform() never masks)")
+        raise ValueError(f"{name} must be in [{_SMALLEST_SHARE:g}, 1] (got {share!r}; uniform() never masks)")
     return share
 
 

@@ -49,7 +49,7 @@ def check_time(t: Time) -> Tensor:
         low, high = (end.item() for end in (ends if time.is_cpu else torch.stack(ends).cpu()))
         if not (low >= 0 and high <= 1):
             bad = time[~((time >= 0) & (time <= 1))].flatten()[0].item()
-            raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise (got {bad!r})")
+            raise ValueError(f"time t must be in [0, 1], where 0 is data and 1 is noise (got {bad!r})")
     return time
 
 

@@ -368,7 +368,7 @@ def from_json(kind: type[Record], values: object, name: str = "") -> Record:
         raise ValueError(f"{where} must be a JSON object (got {values!r})")
     hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
-        raise ValueError(f"{where} has no {unknown[0]!r}; made by a newer cedd?")
+        raise ValueError(f"{where} has the unknown entry {unknown[0]!r}; was it written by a newer version of cedd?")
     for part in dataclasses.fields(cast(Any, kind)):
         needed = part.default is part.default_factory is dataclasses.MISSING
         if needed and part.name not in values:

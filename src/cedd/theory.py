@@ -88,8 +88,8 @@ class ToyProblem:
     def __post_init__(self) -> None:
         if not 2 <= self.vocab_size <= 10 or self.length < 1 or (self.vocab_size + 1) ** self.length > 64:
             raise ValueError(
-                f"the claims are checked by enumeration: choose V from 2 to 10, L >= 1 and (V+1)^L <= 64; "
-                f"got V = {self.vocab_size}, L = {self.length}"
+                "the vocabulary size V must be from 2 to 10, the length L at least 1, and (V+1)^L at most 64 "
+                f"(got V = {self.vocab_size}, L = {self.length})"
             )
 
     def processes(self) -> dict[str, TokenProcess]:

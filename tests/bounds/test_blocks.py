@@ -262,7 +262,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
         cedd.estimate_bound(model, absorb, TEXTS, method="cedd", block=3)
     with pytest.raises(ValueError, match=r"the model is for blocks of 2 tokens \(got block=4\)"):
         cedd.estimate_bound(model, absorb, TEXTS, method=cedd.METHODS["cedd"].in_blocks(2), block=4)
-    with pytest.raises(ValueError, match="ar writes one token after another"):
+    with pytest.raises(ValueError, match="ar is autoregressive and has no blocks"):
         cedd.estimate_bound(model, absorb, TEXTS, method="ar", block=2)
     with pytest.raises(ValueError, match="need a process on which a revealed token never changes"):
         cedd.estimate_bound(model, cedd.uniform(V), TEXTS, method="bayes", block=2, bound="exact")

@@ -668,9 +668,9 @@ def test_progress_counts_every_evaluation() -> None:
         ("dfm", {"bound": "j2"}, "its own bound"),
         ("cedd", {"draws": 0}, "draws must be at least 1"),
         ("cedd", {"batch": -1}, "batch must be at least 1 \\(got -1"),
-        ("cedd", {"tolerance": 0.0}, "positive share"),
-        ("cedd", {"tolerance": math.inf}, "positive share"),
-        ("cedd", {"tolerance": math.nan}, "positive share"),
+        ("cedd", {"tolerance": 0.0}, "positive fraction"),
+        ("cedd", {"tolerance": math.inf}, "positive fraction"),
+        ("cedd", {"tolerance": math.nan}, "positive fraction"),
         ("cedd", {"max_draws": -1}, "max_draws must be at least 1 \\(got -1"),
         ("cedd", {"time_floor": 1.0}, "earliest time"),
         ("cedd", {"sampling": "importance"}, "stratified or independent"),
@@ -686,7 +686,7 @@ def test_bad_wishes_are_refused(method: str, options: dict, message: str) -> Non
 
 def test_an_exact_bound_needs_a_path() -> None:
     process = PROCESSES["uniform"]
-    with pytest.raises(ValueError, match="earliest time must lie in"):
+    with pytest.raises(ValueError, match="earliest time must be in"):
         cedd.exact_bound(random_network(process, L, 1), process, random_data(V, L, 2), method="cedd", time_floor=1.0)
 
 
@@ -696,7 +696,7 @@ def test_an_exact_bound_needs_a_path() -> None:
         (torch.zeros(0, 4).long(), "at least one"),
         (torch.zeros(4).long(), "sequences"),
         (torch.full((2, 2), V), "token ids"),
-        (torch.zeros(2, 2), "integers"),
+        (torch.zeros(2, 2), "int32 or int64"),
     ],
 )
 def test_bad_data_are_refused(data: Tensor, message: str) -> None:

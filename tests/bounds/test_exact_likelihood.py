@@ -131,7 +131,7 @@ def test_no_chance_is_infinite_and_small_chances_do_not_underflow():
         (cedd.roulette(3), [0], "a revealed token never changes"),
         (cedd.absorb(3), range(13), "1 to 12"),
         (cedd.absorb(3), [], "1 to 12"),
-        (cedd.absorb(3), [0, 20], "must be distinct and lie in 0..19"),
+        (cedd.absorb(3), [0, 20], "must be distinct and in 0..19"),
         (cedd.absorb(3), [1, 1], "must be distinct"),
         (cedd.absorb(3), [1.5], r"positions must be integers \(got \[1.5\]\)"),
     ],

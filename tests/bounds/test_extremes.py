@@ -73,9 +73,9 @@ def test_the_learned_law_is_right_or_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cedd.roulette(V, 1e-21), r"p_m must lie in \[1e-20, 1\] \(got 1e-21"),
-        (lambda: cedd.eroulette(V, mask_share=1e-30), r"mask_share must lie in \[1e-20, 1\] \(got 1e-30"),
-        (lambda: cedd.hybrid(V, rise=0.1), r"rise must lie in \[0.2, 1\] \(default 0.5\) \(got 0.1"),
+        (lambda: cedd.roulette(V, 1e-21), r"p_m must be in \[1e-20, 1\] \(got 1e-21"),
+        (lambda: cedd.eroulette(V, mask_share=1e-30), r"mask_share must be in \[1e-20, 1\] \(got 1e-30"),
+        (lambda: cedd.hybrid(V, rise=0.1), r"rise must be in \[0.2, 1\] \(default 0.5\) \(got 0.1"),
         (lambda: cedd.hybrid(V, eps=1e-13), "eps must be at least 1e-12 and below 1/2"),
         (lambda: cedd.LogLinear(1e-13), "eps must be at least 1e-12 and below 1"),
         (lambda: cedd.Polynomial(1e21), r"power must be positive and at most 1e\+20"),

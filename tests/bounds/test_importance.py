@@ -484,7 +484,7 @@ def test_orders_are_doubled_as_long_as_there_is_time(monkeypatch: pytest.MonkeyP
         (cedd.absorb(3), "cedd", {"orders": 0}, r"orders must be at least 1 \(got 0\)"),
         (cedd.absorb(3), "cedd", {"orders": 1.5}, r"orders must be at least 1 \(got 1.5\)"),
         (cedd.absorb(3), "cedd", {"batch": 0}, "batch must be at least 1"),
-        (cedd.absorb(3), "cedd", {"tolerance": -0.01}, "a tolerance is a positive share"),
+        (cedd.absorb(3), "cedd", {"tolerance": -0.01}, "tolerance must be a positive fraction"),
         (cedd.absorb(3), "cedd", {"seconds": math.nan}, r"seconds must be positive \(got nan\)"),
         (cedd.absorb(3), "cedd", {"bound": "tight", "orders": 4}, "the bound 'tight' takes no orders"),
         (cedd.absorb(3), "cedd", {"bound": "tight", "seconds": 4.0}, "the bound 'tight' takes no seconds"),

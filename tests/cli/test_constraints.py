@@ -31,7 +31,10 @@ def test_samples_satisfy_their_constraint(options: list[str], pattern: str, abso
     ("words", "message"),
     [
         (["sample", "ABSORB", "--choices"], "the choices must be a non-empty list of strings (got [])"),
-        (["sample", "ABSORB", "--regex", "a", "--choices", "b"], "--choices and --regex exclude each other; give one"),
+        (
+            ["sample", "ABSORB", "--regex", "a", "--choices", "b"],
+            "--choices and --regex cannot be combined; use one of them",
+        ),
         (["sample", "ABSORB", "--regex", "a(?=b)"], "look-ahead (?=...) is not supported"),
         (["sample", "ABSORB", "--regex", "(a"], "invalid regular expression '(a': missing ), unterminated subpattern"),
         (["sample", "ABSORB", "--regex", "[^\\x00-\\U0010ffff]"], "no text satisfies the constraint regex("),

@@ -119,13 +119,13 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--correction", "threshold"], "takes NAME=NUMBER, such as threshold=0.3 (got 'threshold'"),
-        (["--correction", "passes=1.5"], "takes NAME=NUMBER"),
+        (["--correction", "threshold"], "must be NAME=NUMBER, such as threshold=0.3 (got 'threshold'"),
+        (["--correction", "passes=1.5"], "must be NAME=NUMBER"),
         (["--correction", "treshold=0.3"], "unexpected argument 'treshold' in"),
-        (["--correction", "threshold=3"], "threshold must lie in"),
-        (["--calibrate", "BOOK", "--broken", "-1"], "must lie in [0, 1] (got -1"),
-        (["--calibrate", "BOOK", "--broken", "1.5"], "must lie in [0, 1] (got 1.5"),
-        (["--calibrate", "BOOK", "--broken", "nan"], "must lie in [0, 1] (got nan"),
+        (["--correction", "threshold=3"], "--correction: threshold must be in"),
+        (["--calibrate", "BOOK", "--broken", "-1"], "must be in [0, 1] (got -1"),
+        (["--calibrate", "BOOK", "--broken", "1.5"], "must be in [0, 1] (got 1.5"),
+        (["--calibrate", "BOOK", "--broken", "nan"], "must be in [0, 1] (got nan"),
         (["--calibrate", "LATIN"], "latin.txt: 'utf-8' codec can't decode"),
     ],
 )

@@ -487,7 +487,7 @@ OF_LIBRARIES = (
     "safetensors file: ",
     "is not JSON: ",
     "invalid arguments of [^:]*: ",
-    "invalid record of [^:]*: ",
+    "invalid (?:parameterization|objective|dynamics|weight|schedule) [^:]*: ",
     r"cannot be read: ",
     r"cannot listen on ",
     "UTF-8 text",
@@ -501,7 +501,7 @@ def generic(line: str) -> str:
     """An error message without names, values, numbers, and what Python and its libraries say."""
     line = line.removeprefix("cedd: error: ").replace(str(Path.cwd()), "")
     line = re.sub(rf"({'|'.join(OF_LIBRARIES)}).*", r"\1…", line)
-    line = re.sub(r"(?<=: )(TrainConfig|network)[\w.]* (?=cannot be|must be|is missing|has no)", "ENTRY ", line)
+    line = re.sub(r"(?<=: )(TrainConfig|network)[\w.]* (?=cannot be|must be|is missing|has the)", "ENTRY ", line)
     line = re.sub(r"(cannot be|unknown \w+) [^;]+", r"\1 …", line)
     line = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "'…'", line)
     line = re.sub(r"(?: \((?:got|see) [^()]*(?:\([^()]*\)[^()]*)*\))+", " (got …)", line)

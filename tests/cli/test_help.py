@@ -298,7 +298,7 @@ BAD = [
     ("bench train --vocab 0", "at least 2"),
     ("bench train --methods cedd/absrob", "did you mean 'absorb'?"),
     ("bench sample --methods ced/absorb", "did you mean 'cedd'?"),
-    ("theory --vocab 50", "choose V from 2 to 10"),
+    ("theory --vocab 50", "must be from 2 to 10"),
     ("completion tcsh", "use one of bash, zsh"),
     ("quickstart --steps 0", "steps must be at least 1"),
     ("quickstart --minutes 0", "--minutes must be above 0 and at most 1440, a day (got 0"),

@@ -50,7 +50,8 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     config["network"]["qk_norm"] = True
     (folder / "config.json").write_text(json.dumps(config))
     line = last_line(["sample", str(folder)], capsys)
-    assert line == f"cedd: error: {folder}/config.json: network has no 'qk_norm'; made by a newer cedd?"
+    unknown = "network has the unknown entry 'qk_norm'; was it written by a newer version of cedd?"
+    assert line == f"cedd: error: {folder}/config.json: {unknown}"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("sample [/red]", "no run or model at [/red]"),
         (
             "evaluate english-char --data /dev/stdin",
-            "/dev/stdin is not a regular file, and data are read more than once",
+            "/dev/stdin is not a regular file, and the data is read more than once",
         ),
         ("genppl english-char --out /dev/null", "/dev/null cannot be written: it is not a regular file"),
         ("sample --html .", ". is a folder"),
@@ -131,7 +132,7 @@ def test_lines_of_a_log_that_are_no_records_are_skipped(tmp_path: Path):
 def test_a_device_may_be_torchs_own_and_a_prompt_must_be_a_text(run: str):
     model = cedd.load(run, device=torch.device("cpu"))  # pyright: ignore[reportArgumentType]
     assert pick_device(torch.device("cpu")) == torch.device("cpu")
-    with pytest.raises(ValueError, match="a prompt is a text \\(got 5"):
+    with pytest.raises(ValueError, match="prompt must be a string \\(got 5"):
         model.generate(prompt=5)  # pyright: ignore[reportArgumentType]
 
 

@@ -189,7 +189,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
     [
         (["sample", "RUN", "--prompt", "a" * 50], "the prompt has 50 tokens"),
         (["sample", "RUN", "--steps", "0"], "steps must be at least 1"),
-        (["sample", "RUN", "-n", "300000000"], "at most 16,777,216 texts are drawn in one call (got 300,000,000"),
+        (["sample", "RUN", "-n", "300000000"], "cannot draw more than 16,777,216 texts in one call (got 300,000,000"),
         (["sample", "RUN", "--steps", "few"], "few"),
         (["sample", "RUN", "--sampler", "first-hitting"], "use sampler='analytic'"),
         (["sample", "RUN", "--corrector", "1"], "corrector belongs to flow matching"),

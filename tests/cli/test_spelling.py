@@ -222,8 +222,8 @@ def test_one_block_has_no_interval(run, book, capsys):
     ("more", "message"),
     [
         (["--blocks", "-1"], "0 for the whole book"),
-        (["--t", "0"], "must lie in"),
-        (["--thresholds", "2"], "threshold must lie in"),
+        (["--t", "0"], "must be in"),
+        (["--thresholds", "2"], "threshold must be in"),
         (["--steps", "0"], "steps must be at least 1"),
         (["--rate", "1.5"], "above 0 and at most 1"),
         (["--rate", "0"], "above 0 and at most 1 (got 0"),

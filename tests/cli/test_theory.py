@@ -153,5 +153,5 @@ def test_verdicts() -> None:
 def test_a_space_that_cannot_be_enumerated_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["theory", *words]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("cedd: error: the claims are checked by enumeration")
+    assert error.startswith("cedd: error: the vocabulary size V must be from 2 to 10")
     assert error.count("\n") == 1

@@ -206,7 +206,7 @@ class Careless(WithStay):
         ),
         (
             lambda record: record["parameterization"].update(floor=1),
-            "invalid record of the parameterization 'denoiser'",
+            "invalid parameterization 'denoiser'",
         ),
         (
             lambda record: record["objective"].update(weight="heavy"),

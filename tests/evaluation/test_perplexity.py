@@ -387,7 +387,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--seed", "-3"], "--seed must be between 0 and 2^63 - 1 (got -3)"),
         (["ABSORB", "--data", "TEXT", "--steps", "8"], "no effect without --order"),
         (["ABSORB", "--data", "TEXT", "--top-p", "0.9"], "--top-p has no effect without --order"),
-        (["ABSORB", "--data", "TEXT", "--order", "entropy", "--top-p", "2"], "--top-p must lie in (0, 1]"),
+        (["ABSORB", "--data", "TEXT", "--order", "entropy", "--top-p", "2"], "--top-p must be in (0, 1]"),
         (["ABSORB", "--data", "TEXT", "--order", "entropy", "--steps", "0"], "at least 1"),
         (["CAUSAL", "--data", "EMPTY", "--order", "entropy"], "its bound is its exact likelihood"),
         (["ROULETTE", "--data", "EMPTY", "--order", "entropy"], "never change once revealed"),

@@ -83,7 +83,7 @@ def test_an_attention_mask_in_every_form(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("ids", [[[V]], [[-1]], [[0.0]], [0]])
 def test_ids_are_rows_of_the_embedding(tmp_path: Path, ids: list[Any]) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "dream", "dream"), device="cpu")
-    with pytest.raises(ValueError, match=r"ids must be (0 to 22 \(got|whole numbers \[B, L\] \(got)"):
+    with pytest.raises(ValueError, match=r"ids must be (0 to 22 \(got|integers \[B, L\] \(got)"):
         model.original_logits(torch.tensor(ids))
 
 
@@ -391,14 +391,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama3 without a length": (
         "llama",
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        "gives no whole number as rope_scaling.original_max_position_embeddings",
+        "rope_scaling.original_max_position_embeddings must be an integer",
     ),
     "llama3 the wrong way round": (
         "llama",
         {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 1}},
         "rope_parameters.original_max_position_embeddings|rotary_high must be above",
     ),
-    "no factor": ("qwen2", {"rope_scaling": {"type": "linear"}}, r"gives no number as rope_scaling.factor"),
+    "no factor": ("qwen2", {"rope_scaling": {"type": "linear"}}, r"rope_scaling.factor must be a number"),
     "a word": ("qwen3", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
     "biases": ("llama", {"attention_bias": True}, "attention_bias is True; only False is imported"),
     "biases of the MLP": ("llama", {"mlp_bias": True}, "mlp_bias is True"),
@@ -444,7 +444,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"intermediate_size": 21},
         r"mlp.gate_proj.weight is \[20, 24\], but config.json requires \[21, 24",
     ),
-    "a text": ("llama", {"hidden_size": "wide"}, "gives no whole number as hidden_size \\(got 'wide'"),
+    "a text": ("llama", {"hidden_size": "wide"}, "hidden_size must be an integer \\(got 'wide'"),
     "a head": ("llama", {"tie_word_embeddings": False}, r"lacks lm_head.weight; tie_word_embeddings is false$"),
     "not causal": ("qwen2", {"is_causal": False}, "is_causal is False; only True is imported"),
     "unknown and like none": ("llama", {"zzz": 2.0}, "unknown setting zzz = 2.0, which may .* computes$"),

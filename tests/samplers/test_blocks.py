@@ -514,7 +514,7 @@ def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
     assert not torch.equal(plain, found)
     recorded: Any = GraphedBlocks(model, torch.float32, replayed)
     assert torch.equal(found, sample(recorded, MASKS, (3, LENGTH), guidance=2.5, **how))
-    with pytest.raises(ValueError, match="guidance of a model that writes blocks needs a label"):
+    with pytest.raises(ValueError, match="guidance of a block diffusion model needs a label"):
         sample(network(), MASKS, (1, LENGTH), method=IN_BLOCKS, guidance=2.0)
 
 
@@ -598,7 +598,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
         sample(model, MASKS, (1, 12), method=IN_BLOCKS, sampler="first-hitting", constraint=joint)
     with pytest.raises(ValueError, match=r"x_start needs whole blocks of 4 tokens \(got 10\)"):
         sample(model, MASKS, (1, 10), method=IN_BLOCKS, x_start=torch.zeros(1, 10).long())
-    with pytest.raises(ValueError, match="ar writes one token after another"):
+    with pytest.raises(ValueError, match="ar is autoregressive and has no blocks"):
         sample(model, MASKS, (1, 10), method=cedd.METHODS["ar"].in_blocks(4))
 
 

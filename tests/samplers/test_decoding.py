@@ -257,7 +257,7 @@ def test_options_that_a_sampler_does_not_use_are_refused(llada: cedd.LanguageMod
     assert "--threshold has no effect with the sampler llada" in capsys.readouterr().err
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"block_length": 0}, "block_length must be at least 1 \\(got 0"),
-        ({"threshold": 1.5}, r"threshold must lie in \[0, 1\] \(got 1.5"),
+        ({"threshold": 1.5}, r"threshold must be in \[0, 1\] \(got 1.5"),
         ({"place_temperature": -1.0}, r"place_temperature must be at least 0 and finite \(got -1.0\)"),
     ]
     for settings, message in wrong:

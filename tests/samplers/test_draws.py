@@ -41,7 +41,7 @@ def test_seeds_are_integers_of_any_kind():
     of_array = RandomNumbers(np.array([3, 4]), 2)  # pyright: ignore[reportArgumentType]
     assert torch.equal(of_array.uniform(Use.JUMP, 0), RandomNumbers([3, 4], 2).uniform(Use.JUMP, 0))
     for seed in (-1, 2**64):
-        with pytest.raises(ValueError, match=rf"a seed must lie in 0..2\^64 - 1 \(got {seed}"):
+        with pytest.raises(ValueError, match=rf"a seed must be in 0..2\^64 - 1 \(got {seed}"):
             text_seeds(seed, 2)
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         text_seeds(1.0, 2)  # pyright: ignore[reportArgumentType]
@@ -54,7 +54,7 @@ def test_all_bits_of_a_seed_count_and_no_more_are_taken():
     assert torch.equal(seeded_generator(7).get_state(), torch.Generator().manual_seed(7).get_state())
     model = cedd.load("english-char", "cpu")
     for seed in (-1, 2**64):
-        with pytest.raises(ValueError, match=rf"a seed must lie in 0..2\^64 - 1 \(got {seed}"):
+        with pytest.raises(ValueError, match=rf"a seed must be in 0..2\^64 - 1 \(got {seed}"):
             model.perplexity("The cat sat on the mat.", bound="tight", seed=seed)
 
 
@@ -198,7 +198,7 @@ def test_a_batch_that_is_too_large_is_drawn_again_in_parts():
     [
         ({"seeds": [1, 2]}, "3 sequences need a seed each \\(got 2"),
         ({"seeds": [1, 2, 3], "generator": torch.Generator()}, "not both"),
-        ({"seeds": [1, 2, 2**64]}, r"a seed must lie in 0..2\^64 - 1"),
+        ({"seeds": [1, 2, 2**64]}, r"a seed must be in 0..2\^64 - 1"),
     ],
 )
 def test_seeds_that_say_nothing_clear_are_refused(options, message):

@@ -156,7 +156,7 @@ def test_a_classifier_that_returns_nan_is_refused():
 
 
 def test_methods_that_cannot_be_guided():
-    with pytest.raises(ValueError, match="ar has none; use absorb"):
+    with pytest.raises(ValueError, match="guidance needs a diffusion method, and ar is not one"):
         check_guidance(cedd.METHODS["ar"], cedd.absorb(V))
     with pytest.raises(ValueError, match="needs probabilities, and sedd gives ratios"):
         check_guidance(cedd.METHODS["sedd"], cedd.uniform(V))

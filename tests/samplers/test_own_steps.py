@@ -211,11 +211,11 @@ def test_a_text_depends_on_its_seed_alone_and_ends_clean(sampler, process, metho
     ("sampler", "process", "method", "why"),
     [
         ("remask-confidence", "uniform", "cedd", "has no masks"),
-        ("remask-confidence", "roulette", "bayes", "is for absorb"),
+        ("remask-confidence", "roulette", "bayes", "only masks"),
         ("remask-confidence", "absorb", "sedd", "needs probabilities"),
         ("remask-confidence", "absorb", "dfm", "runs a process backwards"),
         ("remask-capped", "absorb", "dfm", "runs a process backwards"),
-        ("gibbs", "roulette", "cedd", "has looked; use bayes"),
+        ("gibbs", "roulette", "cedd", "needs leave-one-out predictions"),
         ("gibbs", "uniform", "sedds", "needs probabilities"),
         ("stratified", "absorb", "cedd", "a mask is revealed only once"),
         ("stratified", "hybrid", "bayes", "a mask is revealed only once"),

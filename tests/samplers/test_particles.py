@@ -147,7 +147,7 @@ def test_rewards_far_beyond_what_exp_can_hold():
         (lambda: run(2, 1, reward=lambda x: [1.0]), "a number for each of 8 texts"),
         (lambda: run(2, 1, sample={"temperature": 0}), "temperature above 0 and top_p 1"),
         (lambda: run(2, 1, sample={"top_p": 0.9}), "temperature above 0 and top_p 1"),
-        (lambda: run(2, 1, sample={"constraint": lambda x: x}), "give a Fixed constraint"),
+        (lambda: run(2, 1, sample={"constraint": lambda x: x}), "only supports Fixed constraints"),
     ],
 )
 def test_refused_with_one_line(make, message):

@@ -201,12 +201,12 @@ def test_the_rules_of_the_tables_are_what_they_declare(process: cedd.TokenProces
 
 @pytest.mark.parametrize("name", ["remask-capped", "remask-rescaled"])
 def test_remasking_is_for_absorb(name: str):
-    for process, message in ((cedd.uniform(V), "has no masks"), (cedd.roulette(V), "is for absorb")):
+    for process, message in ((cedd.uniform(V), "has no masks"), (cedd.roulette(V), "only masks")):
         with pytest.raises(ValueError, match=message):
             cedd.sample(model, process, (2, 4), method="bayes", sampler=name, steps=4)
     with pytest.raises(ValueError, match="needs probabilities"):
         cedd.sample(model, cedd.absorb(V), (2, 4), method="sedd", sampler=name, steps=4)
-    with pytest.raises(ValueError, match="is a probability \\(got 2"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\] \(got 2"):
         remask_capped(2)
 
 

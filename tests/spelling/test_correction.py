@@ -49,7 +49,7 @@ def test_a_rate_is_the_share_of_wrong_tokens_among_those_not_masked(rate, vocab_
     column = process.transition_matrix(1.0)[:vocab_size, 0]
     most = float(1 - column[0] / column.sum())
     if rate >= most:
-        with pytest.raises(ValueError, match="rate must lie in"):
+        with pytest.raises(ValueError, match="rate must be in"):
             time_of_rate(process, rate)
         return
     t = time_of_rate(process, rate)
@@ -86,11 +86,11 @@ def test_a_folder_has_defaults_of_its_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"t": 0.0}, "t must lie in"),
-        ({"rate": 0.0}, r"rate must lie in \(0, 1\)"),
+        ({"t": 0.0}, "t must be in"),
+        ({"rate": 0.0}, r"rate must be in \(0, 1\)"),
         (
             {"rate": 0.99},
-            r"rate must lie in \(0, 0.966\) for this model's process unless t is given \(got 0.99",
+            r"rate must be in \(0, 0.966\) for this model's process unless t is given \(got 0.99",
         ),
         ({"threshold": 2.0}, "threshold"),
         ({"change": "spaces"}, "must be letters or all \\(got 'spaces'"),

@@ -162,7 +162,7 @@ def test_what_cannot_be_restored_is_refused():
         restore(model, process, cedd.get_method("ar"), BLOCKS)
     with pytest.raises(ValueError, match="shorter than one block"):
         restore(model, process, method, BLOCKS[:0])
-    with pytest.raises(ValueError, match="must lie in"):
+    with pytest.raises(ValueError, match="must be in"):
         restore(model, process, method, BLOCKS, PaperOptions(t=0.0))
 
 

@@ -142,7 +142,7 @@ def test_a_swap_is_made_and_shown_as_two_changes(monkeypatch):
     assert [(c.position, c.before, c.after) for c in now.changes] == [(9, "k", "j"), (10, "j", "k")]
     assert all(0.5 < c.confidence == c.error_probability < 1 for c in now.changes)
     assert correct(loaded, given, **usual, swaps=1e-9) == given
-    with pytest.raises(ValueError, match="swaps must lie in"):
+    with pytest.raises(ValueError, match="swaps must be in"):
         correct(loaded, given, swaps=1.0)
 
 

@@ -124,7 +124,7 @@ def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
         (
             "absorb",
             lambda m: m.generate(prompt="ab", guidance=2.0),
-            "^guidance of a model that writes blocks needs a la",
+            "^guidance of a block diffusion model needs a la",
         ),
         ("roulette", lambda m: m.generate(particles=4), "^particles need a model that only masks"),
         (
@@ -146,7 +146,7 @@ def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_c
 
 
 def test_a_model_in_blocks_corrects_nothing(roulette: cedd.LanguageModel) -> None:
-    with pytest.raises(ValueError, match="correction is not available for models that write blocks"):
+    with pytest.raises(ValueError, match="correction is not available for block diffusion models"):
         roulette.correct("teh cat", engine="letters")
 
 

@@ -120,7 +120,7 @@ def test_the_command_prints_the_answer(model: cedd.LanguageModel, tmp_path: Path
     assert main([*words, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == model.chat("w7 w8", length=10, temperature=0)
     assert main([*words, "--prompt", "w3"]) == 2
-    assert capsys.readouterr().err == "cedd: error: --chat and --prompt exclude each other; give one\n"
+    assert capsys.readouterr().err == "cedd: error: --chat and --prompt cannot be combined; use one of them\n"
 
 
 def test_a_model_in_blocks_answers_in_a_language(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_what_cannot_be_labelled(models, call, message):
         (lambda m: m.infill("a ____ b", constraint=["a+"]), r"such as cedd.constraints.regex\(...\)"),
         (lambda m: m.particles(reward=lambda texts: None), "must return a number for each of .* texts .got NoneType"),
         (lambda m: m.particles(reward=lambda texts: ["a"] * len(texts)), "must return a number for each"),
-        (lambda m: m.particles(reward=5), "a reward is a function of texts .got 5"),
+        (lambda m: m.particles(reward=5), "reward must be a function of texts .got 5"),
         (lambda m: m.particles(reward=len, strength="a"), "must be a finite number .got 'a'"),
         (lambda m: m.particles(strength=2.0), "strength has no effect without a reward"),
         (lambda m: m.generate(reward=len), "give their number, for example particles=16"),

@@ -224,7 +224,7 @@ def test_from_an_autoregressive_model(config: Make):
     [
         (["--block", "5"], "blocks of 5 do not divide a length of 32: use a block that divides it"),
         (["--block", "0"], "a block must have at least 1 token (got 0)"),
-        (["--block", "16", "--method", "ar"], "ar writes one token after another, and has no blocks (got block=16)"),
+        (["--block", "16", "--method", "ar"], "ar is autoregressive and has no blocks (got block=16)"),
     ],
 )
 def test_a_bad_block_is_one_line(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -242,7 +242,7 @@ def test_other_blocks_are_another_run_and_another_model(config: Make):
     model = cedd.load(made.out, device="cpu")
     with pytest.raises(ValueError, match=r"the model is for blocks of 4 tokens \(got block=6\)"):
         cedd.estimate_bound(model.model, model.process, torch.zeros(2, 12).long(), method=model.method, block=6)
-    with pytest.raises(ValueError, match=r"--order is not available for models that write blocks \(of 4 tokens\)"):
+    with pytest.raises(ValueError, match=r"--order is not available for block diffusion models \(blocks of 4 tokens\)"):
         cedd.evaluate(made.out, made.data, order="probability", device="cpu")
     changes = {"block": 18, "length": 36, "process.name": "absorb", "method": "cedd", "steps": 1}
     long = config("long", changes)

@@ -170,7 +170,7 @@ def test_the_loss_is_that_of_the_labels(rows: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"text": "a"}', r"line 1 has no label 'kind', a text or a whole number \(it has text\)"),
+        ('{"text": "a"}', r"line 1 has no label 'kind', a string or an integer \(it has text\)"),
         ('{"text": "a", "kind": 0.5}', r"line 1 has no label 'kind'.*'kind' is 0.5"),
         ('{"text": "a", "kind": "x"}', r"at least two labels 'kind' \(got x\)"),
     ],
@@ -188,7 +188,7 @@ def test_missing_labels_are_refused(tmp_path: Path, row: str, message: str) -> N
     [
         ({"method": "ar"}, "labels need the architecture transformer and a diffusion method"),
         ({"model.time_conditioning": False}, "remove --no-model.time-conditioning"),
-        ({"label_dropout": 1.5}, r"label_dropout must lie in \[0, 1\] \(got 1.5\)"),
+        ({"label_dropout": 1.5}, r"label_dropout must be in \[0, 1\] \(got 1.5\)"),
         ({"data": "words.txt"}, "labels are a field of the rows of .jsonl files; .*words.txt is not one"),
     ],
 )

@@ -135,7 +135,7 @@ class BoundEstimate:
 def check_tolerance(tolerance: float | None) -> None:
     """Raise a ValueError for an invalid relative half-width of a perplexity's interval."""
     if tolerance is not None and not 0 < tolerance < math.inf:
-        raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent (got {tolerance!r})")
+        raise ValueError(f"tolerance must be a positive fraction, such as 0.005 for half a percent (got {tolerance!r})")
 
 
 def is_within(estimate: BoundEstimate, tolerance: float) -> bool:

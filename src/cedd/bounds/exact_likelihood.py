@@ -163,7 +163,7 @@ def _same_places(
             "for more use estimate_bound(bound='importance')"
         )
     if scored[0] < 0 or scored[-1] >= length or len(set(scored)) < len(scored):
-        raise ValueError(f"positions must be distinct and lie in 0..{length - 1} (got {scored})")
+        raise ValueError(f"positions must be distinct and in 0..{length - 1} (got {scored})")
     return found
 
 

@@ -73,7 +73,7 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class ConstraintOptions:
-    """Required form of the texts; at most one of these."""
+    """Constraints on the texts; at most one of these."""
 
     regex: str | None = None
     """Regular expression that each whole text must match, such as '\\d{4}-\\d\\d'."""
@@ -290,7 +290,7 @@ class Spelling(ModelArguments):
     protocol: Literal["paper", "user", "both"] = "both"
     """both: those that the model supports (the user's requires a character tokenizer and a process that shuffles)."""
     blocks: int = 50
-    """Number of consecutive blocks to test, from the middle of the book; 0 tests the whole book."""
+    """Number of consecutive sequences to test, from the middle of the book; 0 tests the whole book."""
     paper: PaperOptions = field(default_factory=PaperOptions, metadata=INLINE)
     user: UserOptions = field(default_factory=UserOptions, metadata=INLINE)
     plot: Path | None = None

@@ -57,7 +57,7 @@ def _check_pair(text: str, suite: str) -> None:
     get_method(method)
     process, blocks = "".join(others[:1]), others[1:]
     if process and process not in PROCESSES:
-        raise UserError(f"invalid process: {process!r}{suggestion(process, PROCESSES)}")
+        raise UserError(f"--methods: unknown process {process!r}{suggestion(process, PROCESSES)}")
     if blocks and (suite != "train" or len(blocks) > 1 or not blocks[0].isdigit()):
         form = "METHOD/PROCESS/BLOCK" if suite == "train" else "METHOD/PROCESS"
         raise UserError(f"--methods takes {form} (got {text})")

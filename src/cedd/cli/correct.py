@@ -71,7 +71,7 @@ def run(arguments: Correct) -> int:
         return serve(correct, sys.stdin.buffer, sys.stdout.buffer, __version__)
     name, sources = model_and_sources(arguments, settings)
     if arguments.in_place and any(source.path is None for source in sources):
-        raise UserError("--in-place corrects files; give their names")
+        raise UserError("--in-place needs files")
     everything, sources = len(sources), readable(sources)
     few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
     correct = corrector(locate(name), arguments, few, settings.ignore_words)
@@ -115,7 +115,7 @@ def show(arguments: Correct, source: TextSource, parts: Iterable[Corrected]) -> 
 def check_options(arguments: Correct) -> None:
     """Refuse options that contradict each other."""
     if arguments.suggest is not None and arguments.suggest < 1:
-        raise UserError(f"--suggest needs a number of candidates, 1 or more (got {arguments.suggest})")
+        raise UserError(f"--suggest must be at least 1 (got {arguments.suggest})")
     if (arguments.steps or 1) == 1:
         refuse_unused(arguments, ("temperature", "seed"), "without --steps 2 or more")
     else:
@@ -129,7 +129,7 @@ def check_options(arguments: Correct) -> None:
     if arguments.in_place and arguments.json:
         raise UserError("--in-place writes the files and prints nothing; give --json without it to see the changes")
     if arguments.format is not None and (given not in ([], ["check"]) or arguments.json):
-        raise UserError("--format is the format of --check; give no other result with it")
+        raise UserError("--format only applies to --check; leave out the other output options")
 
 
 def with_settings(arguments: Correct, settings: CorrectSettings) -> Correct:

@@ -65,7 +65,7 @@ def parse_share(text: str | None) -> float | None:
     except ValueError:
         raise ValueError(f"--tolerance must be a share such as 0.5% or 0.005 (got {text!r})") from None
     if not 0 < value < 1:
-        raise ValueError(f"--tolerance must lie between 0 and 100% (got {text!r})")
+        raise ValueError(f"--tolerance must be between 0 and 100% (got {text!r})")
     return value
 
 

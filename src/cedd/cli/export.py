@@ -77,8 +77,11 @@ def read_options(words: tuple[str, ...]) -> JSONObject:
         try:
             found[name] = kind(value)
         except ValueError:
-            raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3 (got {word!r})") from None
-    CorrectionOptions().changed(found).check()
+            raise UserError(f"--correction must be NAME=NUMBER, such as threshold=0.3 (got {word!r})") from None
+    try:
+        CorrectionOptions().changed(found).check()
+    except ValueError as error:
+        raise UserError(f"--correction: {error}") from None
     return found
 
 
@@ -91,8 +94,8 @@ def sampling_defaults(words: tuple[str, ...]) -> dict[str, float]:
             found[name] = {"steps": _steps, "temperature": float, "top_p": float}[name](value)
             Sharpening(found.get("temperature", 1.0), found.get("top_p", 1.0))
         except (KeyError, ValueError):
-            takes = "steps=NUMBER (1 or more), temperature=NUMBER (0 or more) and top_p=NUMBER (up to 1)"
-            raise UserError(f"--sampling takes {takes} (got {word!r})") from None
+            takes = "steps=NUMBER (1 or more), temperature=NUMBER (0 or more) or top_p=NUMBER (up to 1)"
+            raise UserError(f"--sampling must be {takes} (got {word!r})") from None
     return found
 
 

@@ -16,7 +16,7 @@ def run(arguments: Import) -> int:
     """Write the folder, complete or not at all, and print a summary."""
     out = arguments.out.expanduser()
     if out.exists():
-        raise UserError(f"{out} already exists; name a new folder")
+        raise UserError(f"{out} already exists; choose another folder with --out")
     above = next(folder for folder in out.resolve().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UserError(f"cannot create {out}: {above} is not a folder that can be written")

@@ -19,7 +19,7 @@ def run(arguments: Sample) -> int:
     """Print the samples, separated by rules, or as JSON."""
     check(arguments)
     if arguments.chat is not None and arguments.prompt:
-        raise UserError("--chat and --prompt exclude each other; give one")
+        raise UserError("--chat and --prompt cannot be combined; use one of them")
     language = constraint_of(arguments.constraint)
     model = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device)
     sampler = arguments.options.sampler if arguments.options.particles is None else "particles"

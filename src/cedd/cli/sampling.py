@@ -69,7 +69,7 @@ def constraint_of(options: ConstraintOptions) -> Language | None:
     }
     names = [name for name, there in given.items() if there]
     if len(names) > 1:
-        raise UserError(f"{names[1]} and {names[0]} exclude each other; give one")
+        raise UserError(f"{names[1]} and {names[0]} cannot be combined; use one of them")
     if not names:
         return None
     if options.regex is not None:

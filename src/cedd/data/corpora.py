@@ -154,7 +154,7 @@ def _is_jsonl(path: Path) -> bool:
 def _check_file(path: Path) -> None:
     """Refuse an empty, binary or damaged file before work is done on it, and a pipe, which can be read only once."""
     if not path.is_file():
-        raise ValueError(f"{path} is not a regular file, and data are read more than once: save them to a file first")
+        raise ValueError(f"{path} is not a regular file, and the data is read more than once; save it to a file first")
     try:
         with _open_bytes(path) as file:
             head = file.read(_HEAD_BYTES)
@@ -197,7 +197,7 @@ def _jsonl_rows(path: Path, stream: TextIO, field: str, label_field: str | None 
         label = "" if label_field is None else row.get(label_field)
         if isinstance(label, bool) or not isinstance(label, str | int):
             found = f"{label_field!r} is {json.dumps(label)[:40]}" if label_field in row else f"it has {', '.join(row)}"
-            raise ValueError(f"{path}, line {number} has no label {label_field!r}, a text or a whole number ({found})")
+            raise ValueError(f"{path}, line {number} has no label {label_field!r}, a string or an integer ({found})")
         if text:
             yield str(label), whole_characters(text)
 
@@ -296,7 +296,7 @@ def _missing_path(path: Path) -> ValueError:
 def _folder_files(folder: Path) -> list[Path]:
     found = [p for p in folder.rglob("*") if p.is_file() and p.name.endswith(_FOLDER_ENDINGS)]
     if not found:
-        raise ValueError(f"the folder {folder} contains no text: it needs .txt or .jsonl files (or .xz/.gz of those)")
+        raise ValueError(f"the folder {folder} contains no .txt or .jsonl files (which may be compressed: .xz, .gz)")
     return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
 
 
@@ -454,7 +454,9 @@ def open_corpus(spec: str | Path | Corpus, *, field: str = "text", document_brea
     if name == PYTHON_MANUAL and not path.exists():
         return TextCorpus(python_manual_documents(), PYTHON_MANUAL)
     if not name.strip():
-        raise ValueError(f"no data given: name a text file, a folder, a .jsonl, hf:NAME, or {PYTHON_MANUAL}")
+        raise ValueError(
+            f"data must not be empty; give a text file, a folder of them, a .jsonl, hf:NAME, or {PYTHON_MANUAL}"
+        )
     if not path.exists():
         raise _missing_path(path)
     paths = _folder_files(path) if path.is_dir() else [path]

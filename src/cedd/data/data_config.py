@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data, and how it becomes blocks of tokens."""
+    """The data, and how it is split into sequences of tokens."""
 
     tokenizer: str = "char"
     """char, char:SIZE, byte, gpt2, gpt2-char, bpe:SIZE, a folder with a saved tokenizer, or a kind that you added to
@@ -21,7 +21,7 @@ class DataConfig:
     holdout: float = 0.05
     """Share of the data that is held out for validation."""
     holdout_by: Literal["tail", "documents"] = "tail"
-    """Which part is held out: the last blocks (tail), or evenly spaced documents."""
+    """Which part is held out: the last sequences (tail), or evenly spaced documents."""
     field: str = "text"
     """The text field of a .jsonl or a hub data set."""
     wrap: Literal["none", "bos-eos"] = "none"

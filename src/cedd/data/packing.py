@@ -245,7 +245,7 @@ def evenly_spaced(count: int, most: int | None) -> NDArray[np.int64]:
 
 def _check_holdout(holdout: float) -> None:
     if not 0.0 < holdout < 1.0:
-        raise ValueError(f"text.holdout must lie between 0 and 1 (got {holdout})")
+        raise ValueError(f"text.holdout must be between 0 and 1 (got {holdout})")
 
 
 def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset:
@@ -375,8 +375,8 @@ def select_documents(corpus: Corpus, part: CorpusPart, holdout: float) -> Iterat
         index += piece.ends_document
     if part == "validation" and index and none:
         raise ValueError(
-            f"of {corpus.name}, which has {index} document{'s' * (index > 1)}, a share of {holdout:g} holds out none: "
-            "hold out a larger share, or give more documents"
+            f"a share of {holdout:g} of the {index} document{'s' * (index > 1)} of {corpus.name} leaves none for "
+            "validation: hold out a larger share, or give more documents"
         )
 
 

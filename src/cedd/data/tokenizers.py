@@ -1011,7 +1011,7 @@ TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
 def tokenizer_from_definition(kind: str, definition: JSONMapping, name: str) -> Tokenizer:
     """The tokenizer of this kind and `definition`."""
     if kind not in TOKENIZER_KINDS:
-        raise ValueError(f"unknown kind of tokenizer {kind!r}; use one of {', '.join(TOKENIZER_KINDS)}")
+        raise ValueError(f"unknown tokenizer kind {kind!r}; use one of {', '.join(TOKENIZER_KINDS)}")
     return TOKENIZER_KINDS[kind].from_definition(definition, name)
 
 

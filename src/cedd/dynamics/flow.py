@@ -59,8 +59,9 @@ class Corrector:
     stop: float = 0.5
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(number) and number >= 0 for number in (self.strength, self.start, self.stop)):
-            raise ValueError(f"a corrector's strength and powers must be finite and at least 0 (got {self})")
+        for name, value in (("strength", self.strength), ("start", self.start), ("stop", self.stop)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"the corrector's {name} must be finite and at least 0 (got {value!r})")
 
     def excess(self, t: Tensor) -> Tensor:
         """a_s - 1 = b_s."""
@@ -91,7 +92,7 @@ class Flow(Dynamics):
 
     def with_corrector(self, corrector: object) -> Flow:
         if not isinstance(corrector, Corrector):
-            raise TypeError(f"a corrector is a cedd.Corrector (got {corrector!r})")
+            raise TypeError(f"corrector must be a cedd.Corrector (got {corrector!r})")
         return replace(self, corrector=corrector)
 
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:

@@ -34,7 +34,7 @@ def remask_rescaled(share: float = 0.05) -> StepRule:
 
 def _remasking(name: str, strength: float, chosen: Callable[[Tensor], Tensor]) -> StepRule:
     if not 0 <= strength <= 1:
-        raise ValueError(f"{name}: the strength of remasking is a probability (got {strength})")
+        raise ValueError(f"the strength of {name} must be in [0, 1] (got {strength})")
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
         noise, masked = score.noise, score.masked
@@ -47,6 +47,6 @@ def _remasking(name: str, strength: float, chosen: Callable[[Tensor], Tensor]) -
         if not process.has_mask:
             raise ValueError(f"{name} masks tokens again, and this process has no masks; use sampler='analytic'")
         if process.can_shuffle:
-            raise ValueError(f"{name} is for absorb; on a process that shuffles tokens change anyway: use 'analytic'")
+            raise ValueError(f"the sampler {name} needs a process that only masks (absorb); use 'analytic'")
 
     return StepRule.from_leap(name, leap, jump_first=True, check=check)

@@ -73,9 +73,9 @@ def load_samples(path: str | Path) -> Samples:
         try:
             entry: Any = json.loads(line) if line.strip() else {"made_by": made_by}
         except (ValueError, RecursionError):
-            raise ValueError(f"line {number} of {file} is not JSON") from None
+            raise ValueError(f"{file}, line {number} is not JSON") from None
         if not _is_sample(entry):
-            raise ValueError(f'line {number} of {file} is not a sample, {{"text": ...}}')
+            raise ValueError(f'{file}, line {number} is not a sample, {{"text": ...}}')
         if "text" in entry:
             texts.append(whole_characters(entry["text"]))
             ids.append(list(entry.get("ids", [])))

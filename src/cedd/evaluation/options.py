@@ -17,9 +17,9 @@ class EvaluationOptions:
     """Bound, data and estimator."""
 
     bound: BoundName = "tight"
-    """tight: a valid upper bound. j1, j2: the paper's figures, cut at t = 1e-4. all: these three. importance: a tighter
-    bound, of the first-hitting sampler, from --orders random orders per sequence (absorb only). exact: the likelihood
-    of that sampler, for models that write blocks of at most 12 tokens."""
+    """tight: a valid upper bound. j1, j2: the paper's estimates, truncated at t = 1e-4. all: these three. importance: a
+    tighter bound on the first-hitting sampler, from --orders random orders per sequence (absorb only). exact: the
+    likelihood of that sampler, for block diffusion models with blocks of at most 12 tokens."""
     orders: int | None = None
     """With --bound importance: orders per sequence (default: 64); each takes one network evaluation per token. With
     --tolerance or --seconds, which start at 2 orders and double them: the largest number (default: 4096)."""
@@ -41,16 +41,15 @@ class EvaluationOptions:
     draws: int = DRAWS
     """Noise draws per sequence (per round, with --tolerance)."""
     fixed_set: bool = False
-    """Compute the interval for exactly these sequences (over times and noise only), not for the population that they
-    come from."""
+    """Let the interval cover only the randomness of times and noise, not the choice of the sequences."""
     sampling: Literal["stratified", "independent"] | None = None
     """Sampling of times: stratified has a smaller error and an interval; independent is the paper's procedure (default:
     stratified)."""
     time_floor: float | None = None
-    """Time at which tight stops and adds the cost of the last step, and at which j1 and j2 are cut (default: the
-    model's own, and 1e-4)."""
+    """Time at which tight stops and adds the cost of the last step, and at which j1 and j2 are truncated (default:
+    the model's own, and 1e-4)."""
     corrector: float | None = None
-    """Strength of flow matching's corrector (dfm only; 1 in the paper)."""
+    """Strength of the flow-matching corrector (dfm only; 1 in the paper)."""
     length: int | None = None
     """Tokens per sequence (default: as many as the model reads at once)."""
     max_sequences: int | None = None

@@ -21,7 +21,7 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: bool = False, every: int = 1) -> None:
         if not 0.0 <= decay < 1.0:
-            raise ValueError(f"the decay of an average must lie in [0, 1) (got {decay})")
+            raise ValueError(f"the decay of an average must be in [0, 1) (got {decay})")
         if every < 1:
             raise ValueError(f"an average must move every 1, 2, ... updates, not every {every}")
         self.decay, self.warmup, self.every, self.updates = decay, warmup, every, 0

@@ -66,7 +66,7 @@ class ModelFolder:
         # In Llama-type networks the mask is one of the V rows; in the others it is an additional row.
         rows = self.process.vocab_size if self.original_outputs is None else self.process.num_states
         if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids must be whole numbers [B, L] (got {ids.dtype} of shape {list(ids.shape)})")
+            raise ValueError(f"ids must be integers [B, L] (got {ids.dtype} of shape {list(ids.shape)})")
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
             raise ValueError(f"ids must be 0 to {rows - 1} (got {int(ids.min())} to {int(ids.max())})")
         return (self.original_outputs or self.model.original_logits)(ids, **inputs)

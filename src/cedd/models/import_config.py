@@ -45,7 +45,7 @@ class Description:
         name, value = self.find(*names)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{self.source} gives no whole number as {name} (got {value!r})")
+            raise ValueError(f"{self.source}: {name} must be an integer (got {value!r})")
         if value < least or (most is not None and value > most):
             raise ValueError(f"{self.source}: {name} must be {_range(least, most)} (got {value})")
         return value
@@ -55,7 +55,7 @@ class Description:
         name, value = self.find(*names)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.source} gives no number as {name} (got {value!r})")
+            raise ValueError(f"{self.source}: {name} must be a number (got {value!r})")
         if not 0 <= value < below or (value == 0 and not zero):
             least = "at least 0" if zero else "above 0"
             raise ValueError(f"{self.source}: {name} must be {least} and below {below:g} (got {value})")

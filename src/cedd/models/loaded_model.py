@@ -162,7 +162,7 @@ class LoadedModel:
     ) -> Tensor:
         """Samples [B, L] on the host; tokens that do not decode to text appear only where the constraint fixes them."""
         if options.device is not None:
-            raise ValueError("a loaded model samples where it is; use model.to(device)")
+            raise ValueError("device has no effect on a loaded model; use model.to(device)")
         conditions = self.conditions(options.label, shape[0])
         together = 1 if options.deterministic else min(shape[0], options.batch or shape[0])
         options = replace(

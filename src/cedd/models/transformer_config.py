@@ -79,15 +79,14 @@ class TransformerConfig(NetworkOptions):
             raise ValueError(f"length must be at most {LONGEST:,} (got {self.length:,})")
         if self.width % (2 * self.heads):
             raise ValueError(
-                f"width {self.width} does not divide into {self.heads} heads of an even size: "
-                f"use a multiple of {2 * self.heads}"
+                f"width must be a multiple of {2 * self.heads}, for {self.heads} heads of even size (got {self.width})"
             )
         if self.labels < 0 or (self.labels and not self.time_conditioning):
             raise ValueError(f"labels need time_conditioning, and must not be negative; got {self.labels}")
         if self.largest_score is not None and not 0.0 < self.largest_score < math.inf:
             raise ValueError(f"largest_score must be positive and finite, if given (got {self.largest_score})")
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must lie in [0, 1) (got {self.dropout})")
+            raise ValueError(f"dropout must be in [0, 1) (got {self.dropout})")
 
 
 SIZES: dict[str, dict[str, int]] = {

@@ -74,12 +74,12 @@ class _Writing:
         self.total = self.count * self.block
         if isinstance(run.constraint, JointConstraint) and not isinstance(run.constraint, LanguageConstraint):
             raise ValueError(
-                "models that write blocks take languages and fixed tokens as constraints "
+                "block diffusion models take languages and fixed tokens as constraints "
                 f"(got a {type(run.constraint).__name__})"
             )
         if run.options.particles is not None:
             raise ValueError(
-                "particles are whole texts, which are resampled while they are written; a model that writes blocks "
+                "particles are whole texts, which are resampled while they are drawn; a block diffusion model "
                 f"draws {self.block} tokens at a time and keeps what came before: use a model without blocks"
             )
         if run.options.x_start is not None and self.total != length:
@@ -218,4 +218,4 @@ def _check_prompts(held: Tensor) -> None:
     free = ~held.all(2)
     after = free.cumsum(1) - free.long() > 0  # a block before is written
     if bool((held.any(2) & after).any()):
-        raise ValueError("a model that writes blocks takes a prompt, not text in a later block than a blank")
+        raise ValueError("a block diffusion model takes a prompt, not text in a later block than a blank")

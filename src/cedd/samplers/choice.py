@@ -91,7 +91,7 @@ def check_excluded(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     excluded = tuple(sorted(set(tokens)))
     if excluded and not (excluded[0] >= 0 and excluded[-1] < vocab_size and len(excluded) < vocab_size):
         shown = f"{excluded[0]}, ..., {excluded[-1]}: {len(excluded)} tokens" if len(excluded) > FEW else str(excluded)
-        raise ValueError(f"the tokens to exclude must lie in 0..{vocab_size - 1} and leave one to draw (got {shown})")
+        raise ValueError(f"the tokens to exclude must be in 0..{vocab_size - 1} and leave one to draw (got {shown})")
     return excluded
 
 

@@ -45,7 +45,7 @@ class Fixed:
                 f"{tuple(self.where.shape)})"
             )
         if self.where.dtype != torch.bool:
-            raise ValueError(f"the positions to fix are a Boolean mask (got {self.where.dtype})")
+            raise ValueError(f"the positions to fix must be a Boolean mask (got {self.where.dtype})")
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.where(self.where.to(x.device), self.tokens.to(x), x)
@@ -56,7 +56,7 @@ class Fixed:
             raise ValueError(f"the fixed tokens are {tuple(self.where.shape)}, but the samples are {shape}")
         held = self.tokens[self.where]
         if held.numel() and (int(held.min()) < 0 or int(held.max()) >= vocab_size):
-            raise ValueError(f"fixed tokens must lie in 0..{vocab_size - 1} (got {int(held.min())}..{int(held.max())})")
+            raise ValueError(f"fixed tokens must be in 0..{vocab_size - 1} (got {int(held.min())}..{int(held.max())})")
         if (only := self.only) is not None and not (
             only.where.shape == self.where.shape and only.tokens.shape == (vocab_size,) and only.tokens.any()
         ):

@@ -38,7 +38,7 @@ def check_reveals(name: str, method: Method, process: TokenProcess, constraint: 
         raise ValueError(f"{name} needs tokens that never change once revealed (absorb); use sampler='analytic' here")
     believing(name, method.parameterization)  # the sum of ratios would set the reveal times
     if constraint is not None and not isinstance(constraint, Fixed):
-        raise ValueError(f"{name} fixes what is revealed when; give a Fixed constraint or use 'analytic'")
+        raise ValueError(f"the sampler {name} only supports Fixed constraints; use 'analytic' for others")
 
 
 class RevealSampler(Sampler):

@@ -57,8 +57,8 @@ class Gibbs(BackwardSampler):
         super().check(method, process, constraint)
         if process.can_shuffle and not isinstance(method.parameterization, Bayes):
             raise ValueError(
-                f"{self.name} redraws a token from what the network believes before it looks at it, but {method.name} "
-                "has looked; use bayes, or sampler='analytic'"
+                f"the sampler {self.name} needs leave-one-out predictions, which {method.name} does not give on a "
+                "process that shuffles; use bayes, or sampler='analytic'"
             )
 
     def own_step(self, run: GridRun, x: Tensor, plain: PlainStep) -> GridStep:

@@ -66,7 +66,7 @@ def kept_grid(process: TokenProcess, steps: int, start: float, end: float) -> Te
 def flow_grid(process: TokenProcess, steps: int, start: float, end: float) -> Tensor:
     """Equal parts of a / (a_start - a_end) + log a / log(a_start / a_end), with a the share of masks."""
     if not process.has_mask:
-        raise ValueError("the grid 'flow' is even in the share of masks, and this process has none; use grid='kept'")
+        raise ValueError("grid='flow' needs a process with masks; use grid='kept'")
     times = _fine_times(steps, start, end)
     a = process.kernel(times).a
     return _even(a / (a[-1] - a[0]) + torch.log(a) / torch.log(a[-1] / a[0]), times, steps)
@@ -136,7 +136,7 @@ def time_grid(
             raise ValueError(f"unknown time grid {grid!r}; use one of {', '.join(GRIDS)}")
         end = last_time(process) if end is None else end
         if not end < start <= 1:
-            raise ValueError(f"t_start must lie in ({end:g}, 1], where 1 is noise (got {start:g})")
+            raise ValueError(f"t_start must be in ({end:g}, 1], where 1 is noise (got {start:g})")
         times = GRIDS[grid](process, steps, start, end)
     if final_denoise and float(times[-1]) > 0:
         times = torch.cat([times, torch.zeros(1, dtype=torch.float64)])

@@ -43,7 +43,7 @@ from cedd.process import TokenProcess
 def check_guidance(method: Method, process: TokenProcess) -> None:
     """Refuse methods that cannot be guided."""
     if not method.dynamics.noisy:
-        raise ValueError(f"guidance mixes beliefs about masked or noisy tokens, and {method.name} has none; use absorb")
+        raise ValueError(f"guidance needs a diffusion method, and {method.name} is not one")
     if process.can_shuffle and not isinstance(method.parameterization, Affine):
         raise ValueError(
             f"guidance on a process that shuffles needs probabilities, and {method.name} gives ratios; use bayes"
@@ -132,7 +132,7 @@ def guided(network: Network, guidance: float, held: Tensor, mask: int | None) ->
         if not bool(held.any()):
             raise ValueError("guidance needs a condition: a label, a prompt or other given text")
         if mask is None:
-            raise ValueError("guidance by what is given hides it behind masks, and this process has none; give a label")
+            raise ValueError("guidance without a label needs a process with masks; give a label")
         conditions["hidden"] = held
     if guidance == 1:  # the model as it is
         return network
@@ -203,8 +203,8 @@ def guided_text(network: Network, guidance: float | None, text_of: Callable[[Net
     conditions = network.conditions or {}
     if guidance is not None and "label" not in conditions:
         raise ValueError(
-            "guidance of a model that writes blocks needs a label: it reads clean text before a block, in which "
-            "nothing can be hidden behind masks"
+            "guidance of a block diffusion model needs a label: the prompt is clean text before a block, which masks "
+            "cannot replace"
         )
     if guidance is None or guidance == 1:
         return text_of(network)

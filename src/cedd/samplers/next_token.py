@@ -46,7 +46,9 @@ class NextToken(Sampler):
     def sample(self, run: SamplingRun) -> Tensor:
         (batch, length), held, device = run.shape, run.held, run.device
         if run.options.x_start is not None:
-            raise ValueError(f"{run.method.name} is autoregressive and starts from nothing; give a prompt instead")
+            raise ValueError(
+                f"{run.method.name} is autoregressive and has no noisy text to start from; give a prompt instead"
+            )
         run.dynamics.check_held(held)
         if run.network.one_by_one and batch > 1:  # the network's cache is for a whole batch
             return torch.cat([self.sample(run.of_sequences(i, i + 1)) for i in range(batch)])

@@ -60,11 +60,11 @@ class SamplingOptions:
     next-token (autoregressive models), or package:NAME of your own."""
     steps: int | None = None
     """Steps from noise to data. By default the model's own number, or one step per four tokens, from 64 to 256 (256 in
-    cedd.sample). first-hitting and next-token always take one step per token. For models that write blocks: steps per
+    cedd.sample). first-hitting and next-token always take one step per token. For block diffusion models: steps per
     block, by default one per token."""
     grid: str | Tensor | None = None
-    """Time grid of the steps: kept (equal steps in the share of untouched tokens, the default), flow (the default for
-    dfm), jumps (equally many jumps per step) or uniform (equal steps in time)."""
+    """Time grid of the steps: kept (equal steps in the share of tokens without noise, the default), flow (the default
+    for dfm), jumps (equally many jumps per step) or uniform (equal steps in time)."""
     temperature: float | None = None
     """Temperature of the token distribution; 0 always takes the most probable token. By default the model's own, or
     1."""
@@ -80,7 +80,7 @@ class SamplingOptions:
     """dream samplers, except dream-origin: draw the positions that are kept, with probability proportional to
     exp(confidence / this), as Dream's alg_temp; 0 keeps the most confident ones (default: 0)."""
     corrector: float | Corrector | None = None
-    """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
+    """Strength of the flow-matching corrector (dfm only; 1 in the paper)."""
     label: str | None = None
     """A label of the model, trained with cedd train --labels; by default, texts of any label."""
     guidance: float | None = None
@@ -141,11 +141,11 @@ class SamplingOptions:
         if self.place_temperature is not None and not 0 <= self.place_temperature < math.inf:
             raise ValueError(f"place_temperature must be at least 0 and finite (got {self.place_temperature})")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold must lie in [0, 1] (got {self.threshold})")
+            raise ValueError(f"threshold must be in [0, 1] (got {self.threshold})")
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"batch must be at least 1 (got {self.batch})")
         if not 0 < self.t_start <= 1:
-            raise ValueError(f"t_start must lie in (0, 1], where 1 is noise (got {self.t_start:g})")
+            raise ValueError(f"t_start must be in (0, 1], where 1 is noise (got {self.t_start:g})")
         if self.seed is not None and self.seeds is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
@@ -155,7 +155,7 @@ class SamplingOptions:
         if self.reward is not None and self.particles is None:
             raise ValueError("a reward steers particles; give their number, for example particles=16")
         if self.reward is not None and not callable(self.reward):
-            raise ValueError(f"a reward is a function of texts (got {self.reward!r})")
+            raise ValueError(f"reward must be a function of texts (got {self.reward!r})")
         if not isinstance(self.strength, Real) or not math.isfinite(self.strength):
             raise ValueError(f"the strength of a reward must be a finite number (got {self.strength!r})")
         if self.strength != 1 and self.reward is None:
@@ -240,7 +240,7 @@ def default_steps(length: int, block: int | None = None) -> int:
 def check_steps(steps: int) -> None:
     """Refuse a number of steps that is not a positive whole number."""
     if not isinstance(steps, Integral):
-        raise ValueError(f"steps must be a whole number (got {steps})")
+        raise ValueError(f"steps must be an integer (got {steps})")
     if steps < 1:
         raise ValueError(f"steps must be at least 1 (got {steps})")
 
@@ -250,4 +250,4 @@ def check_sharpening(temperature: float | None, top_p: float | None) -> None:
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be finite and at least 0 (got {temperature})")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1] (got {top_p})")
+        raise ValueError(f"top_p must be in (0, 1] (got {top_p})")

@@ -71,7 +71,7 @@ MOST_TOKENS = 1 << 30
 def check_count(n: int) -> None:
     """Refuse a number of texts that cannot be drawn in one call, before anything is allocated for them."""
     if n > MOST_TEXTS:
-        raise ValueError(f"at most {MOST_TEXTS:,} texts are drawn in one call (got {n:,})")
+        raise ValueError(f"cannot draw more than {MOST_TEXTS:,} texts in one call (got {n:,})")
 
 
 def check_shape(shape: tuple[int, int]) -> None:
@@ -81,7 +81,7 @@ def check_shape(shape: tuple[int, int]) -> None:
     check_count(shape[0])
     if (tokens := shape[0] * shape[1]) > MOST_TOKENS:
         raise ValueError(
-            f"at most {MOST_TOKENS:,} tokens are drawn in one call (got {shape[0]:,} x {shape[1]:,} = {tokens:,})"
+            f"cannot draw more than {MOST_TOKENS:,} tokens in one call (got {shape[0]:,} x {shape[1]:,} = {tokens:,})"
         )
 
 

@@ -50,9 +50,7 @@ class RemaskByConfidence(BackwardSampler):
         if not process.has_mask:
             raise ValueError(f"{self.name} masks tokens again, and this process has no masks; use sampler='analytic'")
         if process.can_shuffle:
-            raise ValueError(
-                f"{self.name} is for absorb; on a process that shuffles tokens change anyway: use 'analytic'"
-            )
+            raise ValueError(f"the sampler {self.name} needs a process that only masks (absorb); use 'analytic'")
 
     def own_step(self, run: GridRun, x: Tensor, plain: PlainStep) -> GridStep:
         confidence = torch.ones_like(x, dtype=torch.float64)

@@ -149,7 +149,7 @@ def _check_start(x_start: Tensor | None, process: TokenProcess, shape: tuple[int
     if x_start.shape != torch.Size(shape):
         raise ValueError(f"x_start must have the shape of the samples, {tuple(shape)} (got {tuple(x_start.shape)})")
     if x_start.is_floating_point() or not bool(((x_start >= 0) & (x_start < process.num_states)).all()):
-        raise ValueError(f"x_start must be states of the process, whole numbers in 0..{process.num_states - 1}")
+        raise ValueError(f"x_start must be states of the process, integers in 0..{process.num_states - 1}")
 
 
 def _excluded(exclude: Sequence[int], vocab_size: int, constraint: Constraint | None) -> tuple[int, ...]:

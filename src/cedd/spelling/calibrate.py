@@ -79,7 +79,7 @@ def calibrate(
     determined last.
     """
     if not 0 <= broken <= 1:
-        raise ValueError(f"broken must lie in [0, 1] (got {broken:g})")
+        raise ValueError(f"broken must be in [0, 1] (got {broken:g})")
     exercise = _exercise(loaded, text, mistakes, seed)
     process, groups = loaded.process, token_groups(loaded.tokenizer, "letters")
     times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]

@@ -70,7 +70,7 @@ def swap_letters(text: str, rate: float = 0.02, seed: int = 0) -> Corruption:
 
 def _check_rate(rate: float) -> None:
     if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"the corruption rate must lie in [0, 1] (got {rate})")
+        raise ValueError(f"the corruption rate must be in [0, 1] (got {rate})")
 
 
 class Mistake(NamedTuple):

@@ -64,9 +64,9 @@ class CorrectionOptions:
         limit = self.max_surprise
         for name, meant, said in (
             *self._of_time(),
-            ("rate", 0 < self.rate < 1, "must lie in (0, 1)"),
-            ("threshold", 0 <= self.threshold <= 1, "must lie in [0, 1]"),
-            ("swaps", 0 <= self.swaps < 1, "must lie in [0, 1)"),
+            ("rate", 0 < self.rate < 1, "must be in (0, 1)"),
+            ("threshold", 0 <= self.threshold <= 1, "must be in [0, 1]"),
+            ("swaps", 0 <= self.swaps < 1, "must be in [0, 1)"),
             ("max_surprise", limit is None or limit >= 0, "must be at least 0 (nats per letter)"),
             ("temperature", 0 <= self.temperature < math.inf, "must be at least 0 and finite"),
             (
@@ -87,7 +87,7 @@ class CorrectionOptions:
             return ()
         from cedd.samplers.grids import LAST_TIME
 
-        return (("t", LAST_TIME < self.t <= 1, f"must lie in ({LAST_TIME:g}, 1]"),)
+        return (("t", LAST_TIME < self.t <= 1, f"must be in ({LAST_TIME:g}, 1]"),)
 
 
 class CorrectionSettings(TypedDict, total=False):

@@ -83,7 +83,7 @@ def restore(
         raise ValueError("the text is shorter than one block of the model's length")
     process.check_tokens(blocks)
     if not 0 < t <= 1:
-        raise ValueError(f"t must lie in (0, 1] (got {t:g})")
+        raise ValueError(f"t must be in (0, 1] (got {t:g})")
     network = Network.of(model, process.vocab_size)
     device = network.device
     noise = process.noise(t)

@@ -13,7 +13,7 @@ class PaperOptions:
     t: float = 0.05
     """Time t of the noise."""
     batch: int = 32
-    """Blocks per batch."""
+    """Sequences per batch."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def time_of_rate(process: TokenProcess, rate: float) -> float:
     """
     most = rate_of_time(process, 1.0)
     if not 0 < rate < most:
-        raise ValueError(f"rate must lie in (0, {most:.3g}) for this model's process unless t is given (got {rate:g})")
+        raise ValueError(f"rate must be in (0, {most:.3g}) for this model's process unless t is given (got {rate:g})")
     beta = double(-math.log1p(-rate * process.vocab_size / (process.vocab_size - 1)))
     return max(float(bisect(process.beta, beta, 0.0, 1.0, halvings=40)), 2 * LAST_TIME)
 

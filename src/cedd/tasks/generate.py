@@ -28,7 +28,7 @@ Messages = Sequence[Mapping[str, str]]
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
     """A prompt, and a blank up to `length` tokens; by default of at most `ANSWER` tokens, within the model's length."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a prompt is a text (got {text!r})")
+        raise ValueError(f"prompt must be a string (got {text!r})")
     if length is not None and not (isinstance(length, Integral) and length >= 1):
         raise ValueError(f"length must be a number of tokens, at least 1 (got {length})")
     prompt = Template.of([text, 0], loaded.tokenizer).width
@@ -56,7 +56,7 @@ def chat_template(loaded: LoadedModel, messages: str | Messages, length: int | N
         raise ValueError(f"the messages have {len(ids)} tokens, but the model reads {loaded.length}; shorten them")
     size = (ANSWER if loaded.writes_blocks else min(ANSWER, room)) if length is None else length
     if not (isinstance(size, Integral) and size >= 1):
-        raise ValueError(f"the length of an answer is a number of tokens, at least 1 (got {size})")
+        raise ValueError(f"length must be a number of tokens, at least 1 (got {size})")
     return Template([Given("", ids), Blank(int(size))], tokenizer)
 
 

@@ -138,7 +138,7 @@ class LanguageModel(LoadedModel):
         Args:
             n: number of texts.
             length: tokens per text, with the prompt; by default the model's context length, but at most 256 tokens
-                after the prompt. Beyond the context length, models that write blocks use a sliding window. Others
+                after the prompt. Beyond the context length, block diffusion models use a sliding window. Others
                 write parts of at most half the context length, each given at least as many tokens before it.
             prompt: the text with which every sample begins.
             until_end: end each text before its first end-of-text token.

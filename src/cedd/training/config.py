@@ -56,7 +56,14 @@ class ProcessConfig:
             schedule = {"name": "log-linear", **arguments["schedule"]}
             check_arguments("process.schedule", SCHEDULES, schedule["name"], _without("name", schedule))
             arguments["schedule"] = {**_SCHEDULE_DEFAULTS.get(schedule["name"], {}), **schedule}
-        return process_from_config({"name": self.name, "vocab_size": vocab_size, **arguments})
+        try:
+            return process_from_config({"name": self.name, "vocab_size": vocab_size, **arguments})
+        except ValueError as error:  # named as on the command line
+            name, _, rest = str(error).partition(" ")
+            option = next((key for key in dotted(arguments, "process.") if key.endswith(f".{name}")), None)
+            if option is None or not rest.startswith("must "):
+                raise
+            raise ValueError(f"--{option.replace('_', '-')} {rest}") from None
 
     def replaced(self, path: Sequence[str], value: object) -> ProcessConfig:
         """A copy with another value of an argument, or of a nested one (schedule, eps)."""
@@ -205,19 +212,19 @@ class BatchConfig:
     times: Literal["stratified", "independent"] = "stratified"
     """How the times of a batch are drawn: one from each of equal parts of their range, or independently."""
     complementary: bool = False
-    """Put every sequence into the batch twice, at times t and lowest + highest - t: what is masked in one is not masked
-    in the other (exactly so if the two times add up to 1 and the schedule is log-linear)."""
+    """Put every sequence into the batch twice, at times t and lowest + highest - t and with complementary masks
+    (exactly complementary if the two times add up to 1 and the schedule is log-linear)."""
     lowest_time: float = 1e-3
     """Lowest time."""
     highest_time: float = 1.0
-    """Highest time. Below 1 the strongest noise is never trained: a corrector does not need it, but a model that
-    generates must extrapolate."""
+    """Highest time. Below 1, the network is never trained on the strongest noise: correction does not need it, but
+    sampling then extrapolates."""
     last_highest_time: float | None = None
     """Highest time at the last step, approached linearly: training starts with strong noise, from which a network
     learns faster, and ends with the weak noise of the task."""
     cut: Literal["once", "anew"] = "once"
-    """Where the text is cut into sequences: at the same positions in every epoch (once), or at others in each epoch
-    after the first (anew), so that tokens at an edge get context on both sides."""
+    """How the text is split into sequences: at the same positions in every epoch (once), or at new positions in each
+    epoch after the first (anew), so that tokens at the ends of sequences also get context on both sides."""
 
 
 @dataclass(frozen=True)
@@ -225,11 +232,11 @@ class EvaluationConfig:
     """Evaluation during training (0 turns a measurement off)."""
 
     every: int = 1000
-    """Steps between estimates of the bound on the validation blocks, with the averaged weights."""
+    """Steps between estimates of the bound on the validation sequences, with the averaged weights."""
     sequences: int = 256
-    """Validation blocks per estimate."""
+    """Validation sequences per estimate."""
     draws: int = 4
-    """Noise draws per block."""
+    """Noise draws per sequence."""
     samples: int = 2
     """Texts sampled at each evaluation."""
     sample_steps: int = 64
@@ -378,21 +385,20 @@ class TrainConfig:
         for name, time in {"highest_time": high, "last_highest_time": high if last is None else last}.items():
             if not 0.0 <= low < time <= 1.0:
                 raise ValueError(
-                    f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1 (got {(low, time)})"
+                    f"batch.lowest_time must be in [0, 1) and below batch.{name}, at most 1 (got {low} and {time})"
                 )
         check_growth(self.adapt, self.block)
         self._check_labels()
         if self.optimizer.steps_of_average(self.steps) > self.steps:
             raise ValueError(
-                f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: the average, "
-                "which is what is saved, would never be updated"
+                f"optimizer.ema_every must be at most the number of steps, {self.steps}, or the saved average "
+                f"is never updated (got {self.optimizer.ema_every})"
             )
         if self.batch.complementary and self.batch.size % 2:
-            raise ValueError(f"batch.complementary needs pairs: batch.size must be even (got {self.batch.size})")
+            raise ValueError(f"batch.complementary needs an even batch.size (got {self.batch.size})")
         if self.batch.size % self.batch.accumulate:
             raise ValueError(
-                f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "
-                f"multiple of {self.batch.accumulate}, or another batch.accumulate"
+                f"batch.size must be a multiple of batch.accumulate = {self.batch.accumulate} (got {self.batch.size})"
             )
 
     def _check_labels(self) -> None:
@@ -443,13 +449,13 @@ _LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
         "be positive and finite, if given",
         lambda x: 0.0 < x < math.inf,
     ),
-    ("optimizer.beta1 optimizer.beta2 optimizer.ema optimizer.momentum", "lie in [0, 1)", lambda x: 0.0 <= x < 1.0),
+    ("optimizer.beta1 optimizer.beta2 optimizer.ema optimizer.momentum", "be in [0, 1)", lambda x: 0.0 <= x < 1.0),
     ("optimizer.weight_decay", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
     ("optimizer.clip", "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
-    ("optimizer.final_share", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
-    ("label_dropout", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
-    ("optimizer.decay_share", "lie in (0, 1]", lambda x: 0.0 < x <= 1.0),
-    ("adapt.anneal adapt.growth", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
+    ("optimizer.final_share", "be in [0, 1]", lambda x: 0.0 <= x <= 1.0),
+    ("label_dropout", "be in [0, 1]", lambda x: 0.0 <= x <= 1.0),
+    ("optimizer.decay_share", "be in (0, 1]", lambda x: 0.0 < x <= 1.0),
+    ("adapt.anneal adapt.growth", "be in [0, 1]", lambda x: 0.0 <= x <= 1.0),
     ("adapt.next_token_weight", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
     ("adapt.first_block", "be at least 1, if given", lambda x: x >= 1),
 )

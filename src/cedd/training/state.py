@@ -44,7 +44,7 @@ class Counters:
             ("decay_share", self.decay_share, 1),
         ):
             if not 0 <= value <= most:
-                raise ValueError(f"values.{name} must lie between 0 and {most} (got {value})")
+                raise ValueError(f"values.{name} must be between 0 and {most} (got {value})")
         if self.best is not None and not math.isfinite(self.best):
             raise ValueError(f"values.best must be finite (got {self.best})")
 

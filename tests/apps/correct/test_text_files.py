@@ -95,7 +95,7 @@ def test_the_nearest_table_gives_the_settings(tmp_path):
         ("ignore_words = []", "did you mean 'ignore-words'"),
         ('exclude = "x"', "must be a list of strings"),
         ('engine = "x"', "invalid engine: 'x'"),
-        ("threshold = 2", r"must lie in \[0, 1\]"),
+        ("threshold = 2", r"must be in \[0, 1\]"),
         ("=", "is not valid TOML"),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_model_that_is_no_run_is_measured_on_a_text(model: Path, capsys: pytes
     text = model.parent / "words.txt"
     assert main(["report", str(model), "--device", "cpu"]) == 2
     assert capsys.readouterr().err == (
-        f"cedd: error: {model} is not a run folder (it has no train.json); name a text to measure on: "
+        f"cedd: error: {model} is not a run folder (it has no train.json); to measure it on a text, use "
         f"cedd report {model} --data FILE\n"
     )
     record = report(capsys, str(model), "--data", str(text))

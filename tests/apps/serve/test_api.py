@@ -668,7 +668,7 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/infill", {"text": "a ____", "model": "gpt-4"}, 404, "unknown model 'gpt-4'"),
         ("/correct", {"text": "a", "model": "gpt-4"}, 404, "unknown model 'gpt-4'"),
         ("/v1/completions", {"sampler": "first-hitting", "model": "small"}, 422, "sampler: invalid choice"),
-        ("/v1/completions", {"logprobs": 5}, 422, "writes blocks of one token; small draws tokens in any order"),
+        ("/v1/completions", {"logprobs": 5}, 422, "without time input; small draws tokens in any order"),
         ("/v1/completions", {"logprobs": 0}, 422, "logprobs need an autoregressive model"),
         ("/v1/completions", {"logprobs": 6}, 422, "logprobs must be an integer from 0 to 5"),
         ("/v1/completions", {"logprobs": False}, 422, "logprobs must be an integer from 0 to 5"),

@@ -71,7 +71,7 @@ def _settings(file: Path, table: object) -> CorrectSettings:
     if engine not in (None, *ENGINE_NAMES):
         raise ValueError(f"{file}: invalid engine: {engine!r} (choose from {', '.join(ENGINE_NAMES)})")
     if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"{file}: threshold in [{TABLE}] must lie in [0, 1] (got {threshold!r})")
+        raise ValueError(f"{file}: threshold in [{TABLE}] must be in [0, 1] (got {threshold!r})")
     return CorrectSettings(
         file.parent,
         frozenset(table.get("ignore-words", ())),

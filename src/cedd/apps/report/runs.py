@@ -184,7 +184,7 @@ def open_run(path: Path, device: str) -> OpenedRun:
     file = folder / TRAIN_FILE
     if not file.is_file():
         raise ValueError(
-            f"{path} is not a run folder (it has no {TRAIN_FILE}); name a text to measure on: "
+            f"{path} is not a run folder (it has no {TRAIN_FILE}); to measure it on a text, use "
             f"cedd report {path} --data FILE"
         )
     config = read_config(file)
@@ -197,7 +197,7 @@ def open_run(path: Path, device: str) -> OpenedRun:
     if changed_data(folder, data):
         raise ValueError(
             f"the data ({config.data}) has changed since {path} was trained, so held-out text may have been trained "
-            f"on; restore it, or name a text to measure on: cedd report {path} --data FILE"
+            f"on; restore it, or to measure it on a text, use cedd report {path} --data FILE"
         )
     return OpenedRun(path, model, config, data)
 

@@ -220,7 +220,7 @@ def check_logprobs(model: LanguageModel, name: str, tokens: int) -> None:
     """Refuse log-probabilities of texts of this number of tokens that a model does not give."""
     if not predicts_tokens(model):
         reject(
-            "logprobs need an autoregressive model, or one without time input that writes blocks of one token; "
+            "logprobs need an autoregressive model, or block diffusion in blocks of one token without time input; "
             f"{name} draws tokens in any order, so a token has no probability given those before it"
         )
     if tokens > model.length:

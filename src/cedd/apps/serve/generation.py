@@ -43,7 +43,7 @@ class GenerationTask:
         seeds: one per text; a text depends on its own seed only.
         options: how to sample.
         result: makes the response from the texts and their tokens.
-        alternatives: number of alternatives for each generated token; none for models that write blocks.
+        alternatives: number of alternatives for each generated token; none for block diffusion models.
         certainty: whether steps have the probability of each token when it was drawn.
         logprobs: if given, the log-probability of each token and of this number of most probable tokens are added.
     """
