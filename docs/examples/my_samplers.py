@@ -16,7 +16,7 @@ from cedd.samplers import CONFIDENCE_ORDERS, ConfidenceOrder, Leap, StepRule
 def remasking(strength: float) -> StepRule:
     """A step on absorb that masks tokens again with probability `remask`, and reveals more masks to compensate.
 
-    With alive = 1 - a, the share of masks at s is a(s), as in the process, if a(t) stay + alive(t) remask = a(s).
+    a is the share of masks in the process, and alive = 1 - a. To keep this share, a(t) stay + alive(t) remask = a(s).
     """
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
