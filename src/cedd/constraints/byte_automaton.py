@@ -40,7 +40,12 @@ _ENDS_OF_LENGTHS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
 @dataclass(frozen=True, eq=False)
 class ByteAutomaton:
-    """table: the state after each state and byte, [Q, 256]. accepting: whether a text may end there, [Q] bool."""
+    """A deterministic automaton over bytes.
+
+    Args:
+        table: the next state for each state and byte, [Q, 256].
+        accepting: whether a text may end in each state, [Q] bool.
+    """
 
     table: Table
     accepting: NDArray[np.bool_]
@@ -66,7 +71,7 @@ class ByteAutomaton:
         return bool(self.accepting[state])
 
     def after(self, prefix: bytes) -> ByteAutomaton:
-        """The texts of the prefix and one of this language."""
+        """The language of texts that consist of the prefix and a text of this language."""
         count = len(prefix)
         # The prefix's states come first, from the new start on; those of this language move up.
         moved = np.where(self.table == DEAD, DEAD, self.table + count).astype(np.int32)
@@ -76,7 +81,7 @@ class ByteAutomaton:
         return ByteAutomaton(table, np.insert(self.accepting, START, np.zeros(count, dtype=bool)))
 
     def intersect(self, other: ByteAutomaton) -> ByteAutomaton:
-        """The texts of both languages."""
+        """The intersection of two languages."""
         numbers = {(START, START): START}
         waiting, rows = [(START, START)], [np.zeros(256, dtype=np.int32)]
         accepting = [False]

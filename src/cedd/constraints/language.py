@@ -59,7 +59,7 @@ def _named(kind: str, text: str) -> str:
 
 
 def regex(pattern: str) -> Language:
-    """The texts that a regular expression matches from beginning to end.
+    """The language of texts that a regular expression matches as a whole.
 
     Args:
         pattern: a pattern in Python's syntax; `cedd.constraints.regex_parser` lists what is supported. Classes such as
@@ -69,7 +69,7 @@ def regex(pattern: str) -> Language:
 
 
 def choice(texts: Iterable[str]) -> Language:
-    """One of these texts."""
+    """The language that consists of these texts."""
     if isinstance(texts, str):
         raise ValueError(f"the choices must be a list of strings (got the string {texts[:MOST_SHOWN]!r})")
     given = list(texts)
@@ -87,7 +87,7 @@ def length(least: int = 0, most: int | None = None) -> Language:
 
 
 def intersect(*languages: Language) -> Language:
-    """The texts that are in all of these languages."""
+    """The intersection of languages."""
     if not languages or not all(isinstance(language, Language) for language in languages):
         raise ValueError(f"intersect takes languages, such as regex(...) and length(...) (got {languages!r})")
     joined = languages[0].expression

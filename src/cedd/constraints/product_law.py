@@ -1,4 +1,4 @@
-"""The product law given a language: exact draws, marginals and the partition function.
+"""Independent tokens conditioned on a language: exact draws, marginals and the partition function.
 
 Shapes: B sequences, L positions, V vocabulary, Q states, C classes of tokens, E transitions; R rows.
 
@@ -295,7 +295,7 @@ class TokenLanguage:
 
 
 class ProductLaw(Protocol):
-    """The product law given a language, for B sequences."""
+    """Independent tokens conditioned on a language, for B sequences."""
 
     @property
     def log_normalizer(self) -> Tensor:
@@ -318,7 +318,7 @@ class ProductLaw(Protocol):
         ...
 
     def fix(self, sequences: Tensor, positions: Tensor, classes: Tensor) -> None:
-        """From now on the tokens at these positions [R] of sequences [R], one per sequence, are in these classes [R].
+        """Fix the classes [R] of the tokens at these positions [R] of sequences [R], one per sequence.
         `log_factors` is then valid for the positions after them."""
         ...
 

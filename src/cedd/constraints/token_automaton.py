@@ -34,11 +34,11 @@ MOST_TRANSITIONS = 10_000_000
 
 @dataclass(frozen=True, eq=False)
 class TokenTexts:
-    """What the tokens of a vocabulary write.
+    """The bytes that each token of a vocabulary stands for.
 
     Args:
-        contents: the bytes that each token adds to a text, [V]; None for those that add no text, or none that is known.
-        beginnings: the same for the first token of a text, where that is another.
+        contents: the bytes that each token adds to a text, [V]; None if it adds no text, or the text is unknown.
+        beginnings: the same for the first token of a text, if different.
         ends: tokens that end a text.
     """
 
@@ -129,7 +129,7 @@ class TokenAutomaton:
         return left > 0
 
     def lengths(self, most: int) -> list[int]:
-        """Which numbers of tokens up to `most` the language has texts of."""
+        """The lengths in tokens, up to `most`, of the texts of the language."""
         if most not in self._lengths:
             self._lengths[most] = self._counted(most)
         return [*self._lengths[most]]
@@ -163,11 +163,11 @@ def before_end(automaton: TokenAutomaton, following: int) -> TokenAutomaton:
 
 
 def compile_tokens(automaton: ByteAutomaton, texts: TokenTexts, *, may_end: bool) -> TokenAutomaton:
-    """The automaton over tokens of a language of texts.
+    """Compile an automaton over bytes to one over tokens.
 
     Args:
-        automaton: of the texts.
-        texts: what the tokens write.
+        automaton: the automaton of the texts.
+        texts: the bytes of the tokens.
         may_end: whether a text may end before the tokens do, by one of `texts.ends`.
     """
     begin = START if texts.beginnings is None else len(automaton)

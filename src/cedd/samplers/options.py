@@ -230,8 +230,8 @@ def default_steps(length: int, block: int | None = None) -> int:
     """Default number of steps for `length` tokens: one per four tokens, from 64 to 256. For a block of `block` tokens,
     the same with the length of the block, and at most one step per token.
 
-    Tokens drawn in the same step are independent of each other, but usually far apart: with `english` and its top-p, 128
-    tokens in 64 steps were not measurably worse than in 128 (docs/results/samplers.md).
+    Tokens drawn in the same step are independent of each other, but usually far apart: with `english` and its top-p,
+    128 tokens in 64 steps were not measurably worse than in 128 (docs/results/samplers.md).
     """
     usual = min(max((block or length) // 4, 64), 256)
     return usual if block is None else min(block, usual)
