@@ -77,7 +77,7 @@ def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
     assert "| defaults of sampling | steps 48, top_p 0.95 |" in (out / "README.md").read_text()
     for wrong in ("steps=many", "steps=0", "top_p=2", "top_k=40", "temperature"):
         assert main([*words, wrong]) == 2
-        assert f"and top_p=NUMBER (up to 1) (got {wrong!r}" in capsys.readouterr().err
+        assert f"or top_p=NUMBER (up to 1) (got {wrong!r}" in capsys.readouterr().err
 
 
 def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
