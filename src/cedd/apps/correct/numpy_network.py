@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cedd.apps.correct.blas_threads import one_blas_thread
 from cedd.models.numpy_weights import PackedArrays
 from cedd.models.transformer_config import BASE, EPSILON, FREQUENCIES, GELU, TransformerConfig
 
@@ -110,6 +111,7 @@ class NumpyNetwork:
         time_input: the input of its time conditioning.
     """
 
+    @one_blas_thread()
     def __init__(
         self, config: TransformerConfig, tensors: MutableMapping[str, Floats], time_input: float = 0.0
     ) -> None:
@@ -169,12 +171,13 @@ class NumpyNetwork:
             self._affine(f"{name}.mlp.output").times(mlp_gate),
         )
 
+    @one_blas_thread()
     def read(self, text: Passage, inside: Inside | None = None) -> Floats:
         """log p of all tokens at the wanted positions of the text and of what is inside it, [N, V].
 
         On a process that only masks, outputs at a mask are logits of x_0 for every parameterization.
         """
-        parts = [Attention(self, passage) for passage in (text, inside) if passage is not None]
+        parts = [PassageAttention(self, passage) for passage in (text, inside) if passage is not None]
         rows, last = [part.rows for part in parts], len(self.blocks) - 1
         x = self.embedding(np.concatenate([part.ids for part in parts]))
         for number, block in enumerate(self.blocks):
@@ -198,7 +201,7 @@ class NumpyNetwork:
         return np.exp(1j * places[:, None, None] * self.frequencies).astype(np.complex64)
 
 
-class Attention:
+class PassageAttention:
     """The attention of the tokens of a passage, in any block."""
 
     def __init__(self, network: NumpyNetwork, passage: Passage) -> None:

@@ -121,7 +121,7 @@ class TokenizedText:
         return acronyms(self.tokens)
 
 
-class Draft(NamedTuple):
+class WordOptions(NamedTuple):
     """A suspicious token, by its index, its options, and log p(written | option) of each [O]."""
 
     place: int
@@ -160,15 +160,15 @@ class Reader:
         """The suspects at these indices, from the numbers of the words that may be meant; None if not known yet."""
         unclear = [place for place, near in found.items() if near is None]
         near_words = iter(self.near_words(source, unclear))
-        drafts = [
-            self.draft(
+        options = [
+            self.options(
                 source,
                 place,
                 next(near_words) if near is None else self.neighbours.these(source.tokens[place].key, near),
             )
             for place, near in found.items()
         ]
-        return self.with_features(source, drafts)
+        return self.with_features(source, options)
 
     def with_repeats(self, tokens: Sequence[Token], suspects: Sequence[Suspect]) -> list[Suspect]:
         """The suspects; repetition does not count in favour of a word if the same other word fits better at all its
@@ -204,9 +204,11 @@ class Reader:
         around = {place + distance for place in replaced for distance in range(-FRAME, FRAME + 1) if distance}
         near = [number for number, (suspect, _) in enumerate(scored) if suspect.place in around]
         before = [scored[number][0] for number in near]
-        drafts = [Draft(suspect.place, suspect.options, suspect.features[:, COLUMN["channel"]]) for suspect in before]
-        again = chain.from_iterable(self.with_features(source, part) for part in parts(drafts))
-        for number, old, new in zip(near, before, again, strict=True):
+        again = [
+            WordOptions(suspect.place, suspect.options, suspect.features[:, COLUMN["channel"]]) for suspect in before
+        ]
+        fresh = chain.from_iterable(self.with_features(source, part) for part in parts(again))
+        for number, old, new in zip(near, before, fresh, strict=True):
             new = new.with_feature("kept repeated", old.features[0, COLUMN["kept repeated"]])
             result[number] = new, new.probabilities(self.alone)
         return result
@@ -306,7 +308,7 @@ class Reader:
         most = -EVIDENCE[0] if number == UNKNOWN else EVIDENCE[1]
         return min(max(log_p - math.log(lexicon.total) + LETTER * len(word) + END, EVIDENCE[0]), most)
 
-    def draft(self, source: TokenizedText, place: int, found: Sequence[Candidate]) -> Draft:
+    def options(self, source: TokenizedText, place: int, found: Sequence[Candidate]) -> WordOptions:
         """A token with its options: similar words that were found, two words, and the word joined with a neighbour."""
         text, tokens = source.text, source.tokens
         token, lexicon = tokens[place], self.lexicon
@@ -331,14 +333,14 @@ class Reader:
             ):
                 options.append(Option(first, first + 2, (word,), like(tokens[first].text, word)))
                 channel.append(0.0)
-        return Draft(place, tuple(options), np.array(channel))
+        return WordOptions(place, tuple(options), np.array(channel))
 
-    def with_features(self, source: TokenizedText, drafts: Sequence[Draft]) -> list[Suspect]:
+    def with_features(self, source: TokenizedText, words: Sequence[WordOptions]) -> list[Suspect]:
         """The suspects with all features except the network's."""
-        contexts = self.contexts(source.keys, drafts)
+        contexts = self.contexts(source.keys, words)
         return [
-            Suspect(draft.place, draft.options, self.features(source, draft, context))
-            for draft, context in zip(drafts, contexts, strict=True)
+            Suspect(word.place, word.options, self.features(source, word, context))
+            for word, context in zip(words, contexts, strict=True)
         ]
 
     def is_compound(self, words: Sequence[str]) -> bool:
@@ -381,9 +383,9 @@ class Reader:
         number = self.lexicon.index.get(word) if fits else None
         return None if number is None or self.lexicon.log_counts[number] < 3 else word
 
-    def features(self, source: TokenizedText, draft: Draft, context: Floats) -> Floats:
+    def features(self, source: TokenizedText, word: WordOptions, context: Floats) -> Floats:
         """[O, F], from log p of the words around with each option [O]."""
-        place, options, channel = draft
+        place, options, channel = word
         token, lexicon = source.tokens[place], self.lexicon
         number = lexicon.index.get(token.key)
         unknown, log_count = number is None, 0.0 if number is None else lexicon.log_counts[number]
@@ -452,14 +454,14 @@ class Reader:
         expected = len(source.keys) * self.lexicon.counts[number] / self.lexicon.total
         return max(0.0, math.log(source.counts[key] / max(1.0, expected))) if len(source.tokens) >= LONG_TEXT else 0.0
 
-    def contexts(self, keys: Sequence[str], drafts: Sequence[Draft]) -> list[Floats]:
+    def contexts(self, keys: Sequence[str], words: Sequence[WordOptions]) -> list[Floats]:
         """log p of the tokens around each suspicious word with each option in its place, [O] for each."""
         numbers, get = self.lexicon.numbers(keys).tolist(), self.lexicon.index.get
         groups: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
-        ends = list(accumulate(len(draft.options) for draft in drafts))
-        for draft, end in zip(drafts, ends, strict=True):
-            first, last = draft.place, draft.place + 2 * FRAME + 1  # of the keys around it
-            for row, option in enumerate(draft.options, end - len(draft.options)):
+        ends = list(accumulate(len(word.options) for word in words))
+        for one, end in zip(words, ends, strict=True):
+            first, last = one.place, one.place + 2 * FRAME + 1  # of the keys around it
+            for row, option in enumerate(one.options, end - len(one.options)):
                 before, after = numbers[first : option.first + FRAME], numbers[option.last + FRAME : last]
                 sequence = [*before, *(get(word, UNKNOWN) for word in option.words), *after]
                 groups[len(sequence)].append((row, sequence))
