@@ -155,7 +155,10 @@ def test_autoregressive_models(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.generate(constraint=regex("[a-z]{30}")), "no text of 24 tokens satisfies .*; the nearest take 30"),
+        (
+            lambda m: m.generate(constraint=regex("[a-z]{30}")),
+            "no text of 24 tokens satisfies .*; the nearest take 30",
+        ),
         (lambda m: m.generate(length=2, constraint=choice(["yes"])), "no text of 2 tokens .*; the nearest take 3"),
         (lambda m: m.generate(constraint=regex("é")), "the tokenizer lacks its characters"),
         (lambda m: m.generate(constraint=cedd.constraints.intersect(regex("a"), length(2))), "no text satisfies"),
@@ -167,7 +170,7 @@ def test_autoregressive_models(tmp_path):
         (lambda m: m.generate(constraint=regex("a+"), sampler="gibbs"), "gibbs cannot write texts under a constraint"),
         (lambda m: m.generate(guidance=2.0), "guidance needs a condition"),
         (lambda m: m.generate(guidance=math.nan), "guidance must be a finite number"),
-        (lambda m: m.generate(particles=0), "particles must be at least 1"),
+        (lambda m: m.generate(particles=0), "particles must be an integer, at least 1"),
         (lambda m: m.generate(reward=len), "give their number, for example particles=16"),
         (lambda m: m.generate(particles=2, sampler="entropy"), "not as entropy does; leave the sampler out"),
         (lambda m: m.infill("a" * 30 + "____", particles=2), "particles need a text of at most 24 tokens"),
@@ -301,13 +304,19 @@ def test_the_likelihoods_of_all_answers_of_a_length_add_up_to_one(tmp_path, meth
     [
         (lambda m: m.classify("a", ["b"]), "at least two different texts"),
         (lambda m: m.classify("a", ["b", "b"]), "at least two different texts"),
-        (lambda m: m.classify("a", "bc"), "at least two different texts"),
+        (lambda m: m.classify("a", "bc"), "labels must be a list of at least one text .got 'bc'"),
         (lambda m: m.classify("a", ["b", "c"], "{label}"), "must have {text} and {label} once each"),
         (lambda m: m.rank("abc"), "list of at least one text"),
         (lambda m: m.rank([]), "list of at least one text"),
+        (lambda m: m.rank(None), "list of at least one text"),
+        (lambda m: m.rank(["a", ""]), r"texts must not be empty texts \(got '' at index 1\)"),
+        (lambda m: m.log_likelihood("a", [""]), r"answers must not be empty texts \(got '' at index 0\)"),
+        (lambda m: m.classify("a", ["b", ""]), r"labels must not be empty texts \(got '' at index 1\)"),
+        (lambda m: m.classify("a", None), "list of at least one text"),
+        (lambda m: m.classify("a", ["日", "本"]), "the labels '日' and '本' have the same tokens in this model"),
     ],
 )
-def test_what_cannot_be_labelled(models, call, message):
+def test_invalid_labels_and_texts(models, call, message):
     with pytest.raises(ValueError, match=message):
         call(models["char"])
 
@@ -315,13 +324,21 @@ def test_what_cannot_be_labelled(models, call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.generate(constraint="a+"), r"such as cedd.constraints.regex\(...\).*got 'a\+'"),
-        (lambda m: m.generate(constraint=re.compile("a+")), r"such as cedd.constraints.regex\(...\)"),
-        (lambda m: m.generate(prompt="a", constraint="a+"), r"such as cedd.constraints.regex\(...\)"),
+        (lambda m: m.generate(constraint="a+"), r"such as cedd.constraints.regex\(.*got 'a\+'"),
+        (lambda m: m.generate(constraint=re.compile("a+")), r"such as cedd.constraints.regex\("),
+        (lambda m: m.generate(prompt="a", constraint="a+"), r"such as cedd.constraints.regex\("),
         (lambda m: m.infill("a ____ b", constraint="a+"), r"such as cedd.constraints.regex\(...\)"),
         (lambda m: m.infill("a ____ b", constraint=["a+"]), r"such as cedd.constraints.regex\(...\)"),
-        (lambda m: m.particles(reward=lambda texts: None), "must return a number for each of .* texts .got NoneType"),
-        (lambda m: m.particles(reward=lambda texts: ["a"] * len(texts)), "must return a number for each"),
+        (
+            lambda m: m.particles(reward=lambda texts: None),
+            r"must return one number for each of the .* texts \(got None\)",
+        ),
+        (lambda m: m.particles(reward=lambda texts: ["a"] * len(texts)), "must return one number for each"),
+        (lambda m: m.particles(reward=lambda texts: 1.0), r"one number for each of the .* texts \(got the shape \(\)"),
+        (lambda m: m.particles(reward=lambda texts: [1.0]), r"one number for each of .*\(got the shape \(1,\)"),
+        (lambda m: m.particles(reward=lambda texts: [math.nan] * len(texts)), "nan or infinity for .* texts"),
+        (lambda m: m.particles(count="a"), "particles must be an integer, at least 1 .got 'a'"),
+        (lambda m: m.generate(prompt="a", guidance="2"), "guidance must be a finite number .got '2'"),
         (lambda m: m.particles(reward=5), "reward must be a function of texts .got 5"),
         (lambda m: m.particles(reward=len, strength="a"), "must be a finite number .got 'a'"),
         (lambda m: m.particles(strength=2.0), "strength has no effect without a reward"),
@@ -332,6 +349,14 @@ def test_one_line_for_what_is_no_constraint_or_reward(models, call, message):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call(models["char"])
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_reward_is_not_hidden(models):
+    def reward(texts: list[str]) -> list[float]:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        models["char"].particles(reward=reward)
 
 
 # The cache
@@ -391,5 +416,7 @@ def test_a_language_as_a_constraint_of_cedd_sample():
     process, how = cedd.absorb(tokenizer.vocab_size), {"method": "cedd", "steps": 2}
     drawn = cedd.sample(network, process, (8, 3), constraint=language_constraint(language, tokenizer, 3), **how)
     assert all(language.matches(tokenizer.decode(one.numpy())) for one in drawn)
-    with pytest.raises(TypeError, match="language_constraint makes one"):
+    with pytest.raises(
+        TypeError, match=r"pass .*language_constraint\(language, tokenizer, length\) instead of Language\(regex"
+    ):
         cedd.sample(network, process, (8, 3), constraint=language, **how)  # pyright: ignore

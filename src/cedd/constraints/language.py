@@ -42,12 +42,12 @@ class Language:
         return self.automaton.matches(text.encode("utf-8", "surrogatepass"))
 
     def check_room(self, tokens: int, longest: int) -> None:
-        """Raise a ValueError if every text is longer than some number of tokens of at most `longest` bytes."""
-        least = least_bytes(self.expression)
-        if tokens * longest < least < math.inf:
-            needed = math.ceil(least / max(1, longest))
+        """Raise a ValueError, before compilation for tokens, if every text is much longer than some number of tokens of
+        at most `longest` bytes."""
+        least = least_bytes(self.expression) / max(1, longest)
+        if 2 * tokens + 64 < least < math.inf:
             raise ValueError(
-                f"no text of {tokens:,} tokens satisfies {self.name}; the shortest takes at least {needed:,} tokens"
+                f"no text of {tokens:,} tokens satisfies {self.name}; the shortest takes at least {math.ceil(least):,}"
             )
 
     def __repr__(self) -> str:

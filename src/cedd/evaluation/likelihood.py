@@ -168,7 +168,7 @@ class TextLikelihoods:
             return True
         if self.kind != "conditional" or not self.loaded.method.dynamics.only_reveals(self.loaded.process):
             return False
-        tokens = len(self._encoded(context, answer)[1])
+        tokens = len(self.encoded(context, answer)[1])
         if self.loaded.writes_blocks:
             tokens = min(tokens, self.loaded.method.block or tokens)
         return tokens <= MOST_POSITIONS and context_count(self.loaded.model, tokens) <= 2 * self.draws
@@ -194,16 +194,16 @@ class TextLikelihoods:
             question: answers with the same number use the same times and noise.
             exact: sum over all orders; by default if the answer is short.
         """
-        before, piece = self._encoded(context, answer)
+        before, piece = self.encoded(context, answer)
         return self._scored(before, piece, question, self.is_short(context, answer) if exact is None else exact)
 
-    def _encoded(self, context: str, answer: str) -> tuple[Ids, Ids]:
+    def encoded(self, context: str, answer: str) -> tuple[Ids, Ids]:
         """The tokens of a context and of the answer after it."""
         stem = context.rstrip()
         before = encode_verbatim(self.loaded.tokenizer, stem) if stem else np.zeros(0, np.int64)
         whole = encode_verbatim(self.loaded.tokenizer, context + answer)
         if len(whole) <= len(before):
-            raise ValueError(f"the answer {answer!r} has no tokens")
+            raise ValueError(f"the answer {answer!r} has no tokens after {context[-20:]!r}")
         return before, whole[len(before) :]
 
     def text(self, text: str, number: int = 0) -> LogLikelihood:

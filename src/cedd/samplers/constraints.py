@@ -23,6 +23,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from cedd.constraints import Language
 from cedd.network import AllowedTokens
 from cedd.samplers.choice import Sharpening
 
@@ -170,10 +171,14 @@ def combined(first: Fixed | None, second: Constraint | None) -> Constraint | Non
 
 def check_callable(constraint: object) -> None:
     """Refuse a constraint that is not a callable, such as a regular expression as text."""
+    if isinstance(constraint, Language):
+        raise TypeError(
+            "cedd.sample draws tokens: pass cedd.data.token_languages.language_constraint(language, tokenizer, length) "
+            f"instead of {constraint!r}"
+        )
     if not callable(constraint):
         raise TypeError(
-            "a constraint is a language, such as cedd.constraints.regex(...), of which "
-            "cedd.data.token_languages.language_constraint makes one for cedd.sample, or a callable x -> x on tokens "
+            "a constraint must be a language, such as cedd.constraints.regex('[a-z]+'), or a callable x -> x on tokens "
             f"(got {constraint!r})"
         )
 

@@ -133,8 +133,8 @@ class SamplingOptions:
         check_sharpening(self.temperature, self.top_p)
         if self.steps is not None:
             check_steps(self.steps)
-        if self.guidance is not None and not math.isfinite(self.guidance):
-            raise ValueError(f"guidance must be a finite number (got {self.guidance})")
+        if self.guidance is not None and not (isinstance(self.guidance, Real) and math.isfinite(self.guidance)):
+            raise ValueError(f"guidance must be a finite number (got {self.guidance!r})")
         self._check_particles()
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length must be at least 1 (got {self.block_length})")
@@ -150,8 +150,8 @@ class SamplingOptions:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
     def _check_particles(self) -> None:
-        if self.particles is not None and self.particles < 1:
-            raise ValueError(f"particles must be at least 1 (got {self.particles})")
+        if self.particles is not None and not (isinstance(self.particles, Integral) and self.particles >= 1):
+            raise ValueError(f"particles must be an integer, at least 1 (got {self.particles!r})")
         if self.reward is not None and self.particles is None:
             raise ValueError("a reward steers particles; give their number, for example particles=16")
         if self.reward is not None and not callable(self.reward):

@@ -180,16 +180,13 @@ class _Filter:
         if self._sampler.reward is None:
             return
         rewards = self._sampler.reward(texts)
+        wanted = f"the reward must return one number for each of the {len(texts)} texts"
         try:
             found = torch.as_tensor(rewards, dtype=torch.float64, device=self._device)
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"the reward must return a number for each of {len(texts)} texts (got {type(rewards).__name__})"
-            ) from None
+            raise ValueError(f"{wanted} (got {rewards!r:.60})") from None
         if found.shape != (len(texts),):
-            raise ValueError(
-                f"the reward must return a number for each of {len(texts)} texts (got {list(found.shape)})"
-            )
+            raise ValueError(f"{wanted} (got the shape {tuple(found.shape)})")
         if bad := int((~torch.isfinite(found)).sum()):
             raise ValueError(f"the reward returned nan or infinity for {bad} of {len(texts)} texts; it must be finite")
         tilts = (self._sampler.strength * found).view(-1, self._sampler.count)

@@ -58,21 +58,43 @@ class RankedText(NamedTuple):
     log_likelihood: LogProbability
 
 
+def listed_texts(texts: Sequence[str], what: str) -> list[str]:
+    """Texts as a list; an error if there are none, or if one is empty.
+
+    Args:
+        texts: the texts.
+        what: their name in messages.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{what} must be a list of at least one text (got {texts!r})")
+    for number, text in enumerate(texts):
+        check_text(text, f"each of the {what}")
+        if not text:
+            raise ValueError(f"{what} must not be empty texts (got '' at index {number})")
+    return list(texts)
+
+
 def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], template: str) -> Classification:
-    """The labels of a text, by the likelihood of the template with each of them.
+    """The probabilities of the labels of a text, by the likelihood of the template with each of them.
 
     The template is cut before the label. By Bayes' rule, p(label | rest) is proportional to p(label and the text after
     it | the text before it).
     """
-    if isinstance(labels, str) or len(set(labels)) != len(labels) or len(labels) < 2:
+    labels = listed_texts(labels, "labels")
+    if len(set(labels)) != len(labels) or len(labels) < 2:
         raise ValueError(f"labels must be at least two different texts (got {labels!r})")
-    for one in (text, template, *labels):
-        check_text(one, "what is classified")
+    check_text(text, "what is classified")
+    check_text(template, "a template")
     if template.count(TEXT) != 1 or template.count(LABEL) != 1:
         raise ValueError(f"the template must have {TEXT} and {LABEL} once each (got {template!r})")
     before, after = template.split(LABEL)
     context = before.replace(TEXT, text)
     answers = [label + after.replace(TEXT, text) for label in labels]
+    written: dict[bytes, str] = {}
+    for label, answer in zip(labels, answers, strict=True):
+        other = written.setdefault(likelihoods.encoded(context, answer)[1].tobytes(), label)
+        if other != label:
+            raise ValueError(f"the labels {other!r} and {label!r} have the same tokens in this model")
     found = [LogProbability.of(one) for one in likelihoods.answers(context, answers)]
     by_label = dict(sorted(zip(labels, found, strict=True), key=lambda pair: -pair[1]))
     best = max(found)
@@ -83,8 +105,8 @@ def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], tem
 
 
 def _interval(label: str, found: Mapping[str, LogProbability], shares: Mapping[str, float]) -> Interval:
-    """The interval of the share p of a label: log p / (1 - p) is the label's log-likelihood minus the log of a sum over
-    the others, whose half-widths add up as errors do."""
+    """The interval of the probability p of a label: log p / (1 - p) is the label's log-likelihood minus a log-sum-exp
+    over the other labels, and the half-widths of these terms are added in quadrature."""
     share = shares[label]
     if all(one.exact for one in found.values()):
         return share, share
@@ -95,19 +117,16 @@ def _interval(label: str, found: Mapping[str, LogProbability], shares: Mapping[s
 
 
 def _moved(share: float, others: float, by: float) -> float:
-    """A share, with this added to log share / others."""
+    """A probability after adding `by` to its log-odds."""
     return share / (share + others * math.exp(min(-by, 700.0)))
 
 
 def rank(likelihoods: TextLikelihoods, texts: Sequence[str], *, per_token: bool) -> list[RankedText]:
     """Texts with their log-likelihoods, the most probable first."""
-    if isinstance(texts, str) or not texts:
-        raise ValueError("texts must be a list of at least one text")
-    for text in texts:
-        check_text(text, "what is ranked")
+    texts = listed_texts(texts, "texts")
     found = [LogProbability.of(one) for one in likelihoods.answers("", texts)]
 
-    def worth(one: RankedText) -> float:
-        return -one.log_likelihood / (one.log_likelihood.tokens if per_token else 1)
+    def score(one: RankedText) -> float:
+        return one.log_likelihood / (one.log_likelihood.tokens if per_token else 1)
 
-    return sorted((RankedText(*pair) for pair in zip(texts, found, strict=True)), key=worth)
+    return sorted((RankedText(*pair) for pair in zip(texts, found, strict=True)), key=score, reverse=True)

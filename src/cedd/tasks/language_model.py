@@ -45,7 +45,7 @@ from cedd.spelling.correct import Corrected
 from cedd.spelling.options import CorrectionSettings
 from cedd.storage import JSONMapping, atomic_write, expanded
 from cedd.tasks.card import model_card
-from cedd.tasks.classification import Classification, LogProbability, RankedText, classify, rank
+from cedd.tasks.classification import Classification, LogProbability, RankedText, classify, listed_texts, rank
 from cedd.tasks.correct import correct
 from cedd.tasks.generate import Messages, chat, generate, template_of
 from cedd.tasks.infill import Constraints, infill
@@ -453,10 +453,8 @@ class LanguageModel(LoadedModel):
             guidance: w of classifier-free guidance in a protocol: logits un + (w + 1) (c - un), where un has the prompt
                 masked. The result is not a bound.
         """
-        if isinstance(answers, str) or not answers:
-            raise ValueError("answers must be a list of at least one text")
-        for text in (prompt, *answers):
-            check_text(text, "what is scored")
+        check_text(prompt, "a prompt")
+        answers = listed_texts(answers, "answers")
         found = TextLikelihoods(self, draws, seed, protocol, guidance).answers(prompt, answers)
         return [LogProbability.of(one) for one in found]
 
