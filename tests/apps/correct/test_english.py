@@ -41,6 +41,7 @@ def test_technical_and_recent_words_are_not_changed(correct):
         "Users can opt-in to the beta.",
         "Say hi to the user whose id is given.",
         "It logs at the expense of stack traces, and a cron job spawns a worker for each log message.",
+        "The clunkiness of a microframework and the finickiest autoscaler.",
         "Bake for twenty minutes. Fork the project, then use git to append the ids.",
     ],
 )
@@ -48,7 +49,7 @@ def test_correct_words_stay(correct, text):
     assert changed(correct(text)) == []
 
 
-# Article 1 of the Universal Declaration of Human Rights, and the beginning of Caesar's Gallic War.
+# Article 1 of the Universal Declaration of Human Rights, the beginning of Caesar's Gallic War, and everyday paragraphs.
 LANGUAGES = Path(__file__).with_name("languages.txt").read_text("utf-8").splitlines()
 FOREIGN = dict(line.split(": ", 1) for line in LANGUAGES)
 
@@ -69,10 +70,28 @@ def test_other_languages_stay(language, correct):
         ("Recieved definately seperate accomodation", "Received definitely separate accommodation"),
         ("- seperate modules\n- recomended proccess\n", "- separate modules\n- recommended process\n"),
         ("Fix occurence of wich and teh adress", "Fix occurrence of which and the address"),
+        ("Returns the lenght of the comon subsequence.", "Returns the length of the common subsequence."),
+        ("publically avalible, succesful, begining", "publicly available, successful, beginning"),
+        ("Raises an excepton if the arguement is out of rang", "Raises an exception if the argument is out of range"),
+        ("Wensday: dentist. Saterday: birtday party.", "Wednesday: dentist. Saturday: birthday party."),
     ],
 )
 def test_short_notes_with_many_errors_are_english(text, meant, correct):
     assert correct(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("Sorry im late, hes not here.", "Sorry I'm late, he's not here."),
+        ("Ive seen it, theyre right and shes my friend.", "I've seen it, they're right and she's my friend."),
+        ("Send me an IM when Mr Ive calls.", None),
+        ("Its ill effects were its own; they could well shed hers.", None),
+    ],
+)
+def test_contractions_have_apostrophes(text, meant, correct):
+    """Unless what is left without it is a name or another word."""
+    assert correct(text) == (meant or text)
 
 
 def test_joined_words_are_split_if_one_is_a_function_word(correct):

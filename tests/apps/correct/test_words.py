@@ -830,5 +830,6 @@ def test_known_words_survive_saving_and_loading(tmp_path):
 
 def test_replacements_have_the_case_of_the_original():
     assert [like(a, "it's") for a in ("teh", "Teh", "TEH", "I", "te’h")] == ["it's", "It's", "IT'S", "It's", "it’s"]
+    assert [like(a, "i'm") for a in ("im", "Im", "i’m")] == ["I'm", "I'm", "I’m"]
     assert acronyms(tokens_of("He saw NASA there")) == [False, False, True, False]
     assert acronyms(tokens_of("HE SAW NASA THERE")) == [False] * 4

@@ -7,12 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from cedd.apps.correct.lexicon import Lexicon
+from cedd.apps.correct.words import Token
 
-BOUND = frozenset(("un", "re", "non", "anti", "mis", "dis", "pre", "sub", "inter", "semi", "multi", "co"))
+BOUND = frozenset(
+    (
+        *("un", "re", "non", "anti", "mis", "dis", "pre", "sub", "inter", "semi", "multi", "co", "micro", "auto"),
+        *("meta", "hyper", "pseudo", "tele", "bio", "geo", "neuro", "thermo", "hydro"),
+    )
+)
 """Prefixes that are not words, even if the lexicon has them."""
 PREFIXES = (*sorted(BOUND), "over", "under", "out", "super", "counter", "self", "in", "fore", "up", "down")
 ENDINGS = ("s", "'s", "ness", "less", "like", "er", "ers", "ism", "ist", "ists", "able", "ish", "wise", "ward")
 """Without -ed, -ing and -ly, before which letters are often doubled or dropped by mistake."""
+AFTER_Y = ("ness", "est")
+"""Endings before which y becomes i: clunky, clunkiness."""
+_CONTRACTIONS = """
+i'm i've you're you've you'll you'd he's she's it'll we've they're they've they'll they'd
+that's that'll there's here's what's where's who's how's
+don't doesn't didn't isn't aren't wasn't weren't hasn't haven't hadn't couldn't shouldn't wouldn't mustn't ain't
+"""
+_CONTRACTED = {word.replace("'", ""): word for word in _CONTRACTIONS.split()}
+"""Contractions by what remains without the apostrophe, where that is not an English word (unlike its, ill and wont)."""
 SHORTEST = 4
 """Minimum number of letters of a word from which others are derived."""
 FORMS_KEPT = 8_192
@@ -35,9 +50,17 @@ def is_derived(lexicon: Lexicon, word: str) -> bool:
     return (
         any(word.startswith(prefix) and known(word[len(prefix) :], LEAST) for prefix in PREFIXES)
         or any(word.endswith(ending) and known(word[: -len(ending)], LEAST) for ending in ENDINGS)
+        or any(word.endswith("i" + ending) and known(word[: -len(ending) - 1] + "y", LEAST) for ending in AFTER_Y)
         or known(word + "s", 0.0)
         or any(known(word[:cut], LEAST_OF_TWO) and known(word[cut:], LEAST_OF_TWO) for cut in range(len(word)))
     )
+
+
+def contraction(token: Token) -> str | None:
+    """The contraction that a token is without its apostrophe (im, dont); not of one that may be a name (Ive, IM)."""
+    if token.capitals or not (token.opens or token.text.islower()):
+        return None
+    return _CONTRACTED.get(token.key)
 
 
 def is_possessive(lexicon: Lexicon, word: str) -> bool:

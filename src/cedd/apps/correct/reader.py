@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.apps.correct.candidates import CONFUSED, Candidate, Neighbours
-from cedd.apps.correct.forms import FORMS, is_derived, is_possessive, same_word
+from cedd.apps.correct.forms import FORMS, contraction, is_derived, is_possessive, same_word
 from cedd.apps.correct.known_words import DICTIONARY, LARGE, TECHNICAL
 from cedd.apps.correct.languages import FOREIGN
 from cedd.apps.correct.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
@@ -231,6 +231,11 @@ class Reader:
         )
         better = self.better_words(numbers, np.flatnonzero(free & common & (both > MAX_SURPRISE["common"])))
         joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (english >= ENGLISH["rare"])
+        for place, token in enumerate(tokens):
+            number = lexicon.index.get(contraction(token) or "")
+            if number is not None and free[place]:
+                found.pop(place, None)
+                better[place] = [number]
         others = {*better, *np.flatnonzero(joinable).tolist()} - found.keys()
         found |= {place: better.get(place, ()) for place in others}
         return dict(sorted(found.items()))
@@ -321,7 +326,7 @@ class Reader:
                 continue  # correct in another country's spelling
             options.append(Option(place, place + 1, candidate.words, like(token.text, candidate.words[0])))
             channel.append(candidate.log_channel)
-        for candidate in () if known else self.neighbours.splits(token.key):
+        for candidate in () if known or contraction(token) else self.neighbours.splits(token.key):
             if self.is_compound(candidate.words):
                 continue
             options.append(Option(place, place + 1, candidate.words, like(token.text, " ".join(candidate.words))))
@@ -438,6 +443,7 @@ class Reader:
             "kept uncommon opening": uncommon * (token.opens and not named),
             "kept frequent": max(0.0, log_count - COMMON) / 4,
             "kept name without capital": named and not capital,
+            "kept contraction": contraction(token) is not None,
             "kept acronym": source.acronyms[place],
             "kept repeated": self.repeated(source, token.key),
         }

@@ -52,6 +52,7 @@ FEATURES = (
     "kept uncommon opening",
     "kept frequent",
     "kept name without capital",
+    "kept contraction",
     "kept acronym",
     "kept repeated",
     "network",

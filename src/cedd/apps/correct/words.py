@@ -104,9 +104,9 @@ def without_capitals(text: str, tokens: Iterable[Token]) -> str:
 
 
 def like(model: str, word: str) -> str:
-    """The word in the case of `model`: all capitals, capitalized, or unchanged."""
+    """The word in the case of `model`: all capitals, capitalized, or unchanged; the pronoun of I'm is a capital."""
     if "’" in model:
         word = word.replace("'", "’")
     if model.isupper() and sum(map(str.isalpha, model)) > 1:
         return word.upper()
-    return word[:1].upper() + word[1:] if model[:1].isupper() else word
+    return word[:1].upper() + word[1:] if model[:1].isupper() or word.startswith(("i'", "i’")) else word
