@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import importlib
 import io
 import json
 import os
@@ -155,6 +156,12 @@ def test_too_little_memory_is_the_machines(run: str, capsys: pytest.CaptureFixtu
 
     monkeypatch.setattr("cedd.cli.sample.template_of", fill)
     assert "out of memory" in last_line(["sample", run], capsys, code=1)
+
+
+def test_a_command_that_needs_torch_names_it(capsys: pytest.CaptureFixture[str], monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run_command("cedd", lambda: importlib.import_module("torch") and 0) == 1
+    assert "pip install torch" in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_shows_its_traceback(run: str, monkeypatch):

@@ -269,6 +269,8 @@ def _user_message(error: Exception) -> tuple[str, int] | None:
             said if error.filename is None else f"{error.filename}: {said}",
             1 if error.errno in MACHINE_ERRORS else 2,
         )
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return "this needs torch; install it with pip install torch (without it, cedd correct works on a CPU)", 1
     return (str(error), 2) if isinstance(error, UserError | ValueError) else None
 
 
