@@ -5,8 +5,9 @@
 Misspellings of the test part of the lists in CEDD_DATA/misspellings (--part dev: for choices) are placed in sentences
 of the corpus that the lexicon was not counted on, one per sentence. The other sentences are error-free, or have two
 words joined or one split. Tools that are not installed are skipped and named: pyspellchecker, symspellpy, autocorrect,
-codespell and typos are on PyPI, aspell and hunspell in Debian. jamspell is on PyPI and needs SWIG; its model is read
-from CEDD_DATA/jamspell/en.bin. Intervals are by sentence, and the share that each tool fixes is also compared with that
+codespell and typos are on PyPI, aspell and hunspell in Debian. jamspell is on PyPI and is built with SWIG 3 (on PyPI:
+swig==3.0.12); --jamspell names the file of its model, which is trained on 600,000 sentences of the corpus if the file
+does not exist. Intervals are by sentence, and the share that each tool fixes is also compared with that
 of the first, by pairs. Speed is in characters per second of CPU time, including that of programs that are started, on
 --speed sentences in which one word in fifty is wrong. The results of other tools that --out has for the same sentences
 are kept.
@@ -23,16 +24,19 @@ measures what the list of known words costs.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import re
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +52,7 @@ from word_protocol import (
     paired_difference,
     placed,
     read_pairs,
+    sentences,
     shortened,
 )
 
@@ -66,6 +71,10 @@ Correct = Callable[[Sequence[str]], list[str]]
 WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)*")
 KNOWN = 40_000
 """The most frequent words of the lexicon: what is written and among them is a real word."""
+HELD_OUT_MB = 5.0
+"""Megabytes at the end of each text of the corpus that the lexicon was not counted on."""
+TRAINED_ON = 600_000
+"""Sentences for the model of JamSpell, as many as its authors used."""
 MEASURED = ((60, 200, 40), (300, 500, 100))
 """Mistakes of each list, clean sentences, and joined or split words of the published runs on the test part."""
 SHOWN = ("real", "replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
@@ -148,15 +157,30 @@ def autocorrect() -> Correct:
     return lambda texts: [tool(text) for text in texts]
 
 
-def jamspell() -> Correct:
-    """JamSpell with the English model in CEDD_DATA/jamspell/en.bin."""
+def jamspell(file: Path | None, corpus: Path) -> Correct:
+    """JamSpell with the model in a file, which is trained if it does not exist."""
     need("jamspell")
     import jamspell as package  # pyright: ignore[reportMissingImports]
 
-    tool, file = package.TSpellCorrector(), data_folder("jamspell", None) / "en.bin"
-    if not tool.LoadLangModel(str(file)):
+    if file is None:
+        raise Absent("name the file of its model with --jamspell")
+    tool = package.TSpellCorrector()
+    if not file.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            text, alphabet = Path(folder) / "text", Path(folder) / "alphabet"
+            text.write_text("\n".join(training_sentences(corpus, TRAINED_ON)) + "\n", encoding="utf-8")
+            alphabet.write_text(string.ascii_lowercase + "'", encoding="utf-8")
+            tool.TrainLangModel(str(text), str(alphabet), str(file))
+    elif not tool.LoadLangModel(str(file)):
         raise Absent(f"{file} is not a model of JamSpell")
     return lambda texts: [tool.FixFragment(text) for text in texts]
+
+
+def training_sentences(corpus: Path, count: int) -> list[str]:
+    """About `count` sentences of the corpus, the same number of each text, without the part that tests use."""
+    texts = [text for text, _ in corpus_texts(corpus, HELD_OUT_MB)]
+    found = (sentences(text) for text in texts)
+    return [one for of_text in found for one in of_text[:: max(1, len(of_text) * len(texts) // count)]]
 
 
 def in_a_file(command: Callable[[Path], Sequence[str]]) -> Correct:
@@ -184,21 +208,17 @@ def typos() -> Correct:
     return in_a_file(lambda path: [name, "--write-changes", str(path)])
 
 
-def ispell(name: str, *more: str) -> Callable[[], Correct]:
+def ispell(name: str, *more: str) -> Correct:
     """A program that speaks ispell's protocol: the first suggestion for each unknown word."""
+    command = [program(name), "-a", *more]
 
-    def make() -> Correct:
-        command = [program(name), "-a", *more]
+    def correct(texts: Sequence[str]) -> list[str]:
+        given = "".join(f"^{text}\n" for text in texts)
+        said = subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+        answers = said.split("\n", 1)[1].split("\n\n")
+        return [with_suggestions(text, answer) for text, answer in zip(texts, answers, strict=False)]
 
-        def correct(texts: Sequence[str]) -> list[str]:
-            given = "".join(f"^{text}\n" for text in texts)
-            said = subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
-            answers = said.split("\n", 1)[1].split("\n\n")
-            return [with_suggestions(text, answer) for text, answer in zip(texts, answers, strict=False)]
-
-        return correct
-
-    return make
+    return correct
 
 
 def with_suggestions(text: str, answer: str) -> str:
@@ -215,19 +235,20 @@ def with_suggestions(text: str, answer: str) -> str:
     return "".join([*found, text[end:]])
 
 
-CORRECTORS: Mapping[str, Callable[[], Correct]] = {
-    "cedd correct": lambda: ours("words"),
-    "cedd, letters only": lambda: ours("letters"),
-    "cedd, without known words": without_known_words,
-    "pyspellchecker": pyspellchecker,
-    "symspellpy": symspell,
-    "autocorrect": autocorrect,
-    "jamspell": jamspell,
-    "codespell": codespell,
-    "typos": typos,
-    "aspell": ispell("aspell", "--lang=en_US"),
-    "hunspell": ispell("hunspell", "-d", "en_US"),
+CORRECTORS: Mapping[str, Callable[[argparse.Namespace], Correct]] = {
+    "cedd correct": lambda _: ours("words"),
+    "cedd, letters only": lambda _: ours("letters"),
+    "cedd, without known words": lambda _: without_known_words(),
+    "pyspellchecker": lambda _: pyspellchecker(),
+    "symspellpy": lambda _: symspell(),
+    "autocorrect": lambda _: autocorrect(),
+    "jamspell": lambda options: jamspell(options.jamspell, data_folder("corpus", options.corpus)),
+    "codespell": lambda _: codespell(),
+    "typos": lambda _: typos(),
+    "aspell": lambda _: ispell("aspell", "--lang=en_US"),
+    "hunspell": lambda _: ispell("hunspell", "-d", "en_US"),
 }
+"""Each is made with the options of the command."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -236,7 +257,7 @@ CORRECTORS: Mapping[str, Callable[[], Correct]] = {
 
 def test_set(corpus: Path, lists: Path, part: str, counts: tuple[int, int, int], unused: bool) -> list[Misspelt]:
     """Sentences of one part: errors of each list, error-free sentences, and joined or split words."""
-    found = held_out_sentences([end for _, end in corpus_texts(corpus, 5.0)], part)
+    found = held_out_sentences([end for _, end in corpus_texts(corpus, HELD_OUT_MB)], part)
     pairs = {name: read_pairs(lists / f"{name}.tsv", part) for name in LISTS}
     if unused:
         seen = [one for before in MEASURED for one in chosen(pairs, found, *before)]
@@ -359,6 +380,7 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
+    parser.add_argument("--jamspell", type=Path, metavar="FILE", help="JamSpell's model; trained if there is none")
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="of the lists")
     parser.add_argument("--unused", action="store_true", help="only what no published run has used")
     parser.add_argument("--count", type=int, default=300, help="mistakes of each list")
@@ -402,7 +424,7 @@ def main() -> int:
     }
     for name in arguments.only:
         try:
-            results[name] = tested(CORRECTORS[name], given, known, paragraphs)
+            results[name] = tested(partial(CORRECTORS[name], arguments), given, known, paragraphs)
         except Absent as why:
             print(f"{name} is skipped: {why}", file=sys.stderr)
             continue
