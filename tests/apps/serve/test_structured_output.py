@@ -28,6 +28,9 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+NESTED: dict[str, Any] = {"type": "null"}
+for _ in range(60):
+    NESTED = {"type": "array", "items": NESTED}
 JSON = r'\{"a": ?(1|22)\}'
 ASKED = [
     ({"guided_regex": "[ab]{2,5}c"}, "[ab]{2,5}c"),
@@ -135,19 +138,47 @@ def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
             {"guided_regex": "a", "guided_choice": ["b"]},
             "guided_regex and guided_choice cannot be combined; use one of them",
         ),
-        ({"guided_grammar": "root ::= a"}, "unknown field 'guided_grammar'"),
         ({"structured_outputs": {"grammar": "a"}}, "structured_outputs must have one of the fields json, regex and"),
         ({"response_format": {"type": "xml"}}, "response_format must be"),
+        ({"guided_regex": "((a{0,100}){0,100}){0,100}"}, "guided_regex: the constraint can match a text in too many"),
+        ({"guided_regex": r"[^\s\S]"}, "guided_regex: no text satisfies the constraint"),
+        ({"guided_regex": 5}, "guided_regex must be a string"),
+        ({"guided_json": {"properties": {"age": {"type": "integer", "minimum": "a"}}}}, "properties.age.minimum: must"),
+        ({"guided_json": {"type": "array", "maxItems": 100_000}}, "maxItems: must be at most 10,000 (got 100,000)"),
+        ({"guided_json": NESTED}, "more than 50 nested levels"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format: JSON",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format must be"),
+        ({"response_format": "json_object"}, "response_format must be a JSON object"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs: a regular expression must be a string"),
+    ],
+)
+def test_invalid_constraints_are_refused_in_one_line(client: Any, body: dict[str, Any], message: str):
+    check_refused(client.post("/v1/completions", json={"model": "plain", **body}), 400, message)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"guided_grammar": "root ::= a"}, "unknown field 'guided_grammar'"),
         ({"guided_regex": "a{9}", "max_tokens": 4}, "no text of"),
         ({"guided_regex": "é"}, "no text of"),
+        ({"guided_regex": "(ab ){4000}"}, "the shortest takes at least 12,000"),
         ({"prompt": "a", "suffix": "b", "max_tokens": 4, "guided_choice": ["abc"]}, "no text of 4 tokens satisfies"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(client: Any, body: dict[str, Any], message: str):
-    reply = client.post("/v1/completions", json={"model": "plain", **body})
-    assert reply.status_code == 422, reply.text
-    assert message in reply.json()["error"]["message"]
-    assert "\n" not in reply.json()["error"]["message"]
+def test_constraints_without_a_text_of_this_length_are_refused(client: Any, body: dict[str, Any], message: str):
+    check_refused(client.post("/v1/completions", json={"model": "plain", **body}), 422, message)
+
+
+def check_refused(reply: Any, status: int, message: str) -> None:
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", status)
+    assert message in error["message"]
+    assert "\n" not in error["message"]
 
 
 def test_blanks_without_a_text_are_refused(client: Any):

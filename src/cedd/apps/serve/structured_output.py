@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cedd.apps.serve.limits import Limits
+from cedd.apps.serve.limits import Limits, RequestError
 from cedd.apps.serve.request_fields import RequestFields, reject
 from cedd.constraints import Language, choice, json_schema, regex
 
@@ -25,7 +25,14 @@ def asks_for_structure(body: bytes) -> bool:
 
 
 def requested_language(fields: RequestFields, limits: Limits) -> Language | None:
-    """The language that a request asks for, if any; it is refused if it is invalid or empty."""
+    """The language that a request asks for, if any. An invalid one is refused with status 400, as in vLLM."""
+    try:
+        return _language(fields, limits)
+    except RequestError as error:
+        raise RequestError(400, error.message) if error.status == 422 else error from None
+
+
+def _language(fields: RequestFields, limits: Limits) -> Language | None:
     most, no_choices = limits.max_characters, list[str]()
     choices = fields.texts("guided_choice", MAX_CHOICES, most, no_choices, listed=True)
     given = {
