@@ -42,6 +42,7 @@ from word_protocol import (
 )
 
 from cedd import load
+from cedd.apps.correct.candidates import Neighbours
 from cedd.apps.correct.channel import Channel, learn_edits
 from cedd.apps.correct.decisions import network_options, with_network_scores
 from cedd.apps.correct.lexicon import (
@@ -279,7 +280,9 @@ def open_examples(given: Sequence[Example], weights: Mapping[str, float], model:
 
 def fitted(lexicon: Lexicon, given: Sequence[Misspelt], model: Path, asked: int) -> dict[str, dict[str, float]]:
     """The weights without a network, and those with the network in a folder, fitted on `asked` undecided words."""
-    found = examples(Reader(replace(lexicon, memory={})), given)  # which has seen the mistakes of the training part
+    found = examples(
+        Reader(replace(lexicon, memory={}, confused=None)), given
+    )  # which has seen the mistakes of the training part
     alone = fit(found, without=("network", "network tokens"))
     some = open_examples(found, alone, model, asked)
     return {"alone": alone, "network": fit(some, penalty=2e-4) if some else alone}
@@ -315,7 +318,7 @@ def main() -> int:
     if arguments.weights_only:
         save_weights(file, weights)
     else:
-        save_lexicon(file, replace(lexicon, weights=weights))
+        save_lexicon(file, replace(lexicon, weights=weights, confused=Neighbours(lexicon).confused))
     print(f"{file}: {len(lexicon.words)} words, {file.stat().st_size / 1e6:.2f} MB")
     return 0
 

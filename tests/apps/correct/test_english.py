@@ -3,11 +3,14 @@
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cedd
+from cedd.apps.correct.candidates import Neighbours
 from cedd.apps.correct.known_words import KNOWN_WORDS_FILE, load_known_words
 from cedd.apps.correct.word_by_word import reader_in, word_by_word
 from cedd.models.locate import packaged
@@ -127,6 +130,12 @@ def test_the_corrector_without_torch_gives_the_results_of_the_model():
     assert [one.confidence for one in model.changes] == pytest.approx(
         [o.confidence for o in corrected.changes], abs=1e-3
     )
+
+
+def test_the_easily_confused_words_of_the_file_are_those_that_are_computed():
+    lexicon = reader_in(packaged("english")).lexicon
+    assert lexicon.confused is not None
+    assert all(map(np.array_equal, lexicon.confused, Neighbours(replace(lexicon, confused=None)).confused))
 
 
 def test_plain_text_is_corrected_without_slow_imports():

@@ -160,6 +160,8 @@ class Neighbours:
     @cached_property
     def confused(self) -> tuple[Integers, Integers]:
         """(first [CONFUSED + 1], other [P]): word i may be written for the words other[first[i] : first[i + 1]]."""
+        if self.lexicon.confused is not None:
+            return self.lexicon.confused
         size = min(CONFUSED, len(self.lexicon.words))
         pairs = same_without_a_letter(self.letters[:size], self.lengths[:size])
         index = self.lexicon.index

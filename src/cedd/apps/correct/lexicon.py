@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,8 @@ class Lexicon:
     """Misspellings of the training lists, and the intended words."""
     known: Mapping[str, str] = field(default_factory=dict[str, str])
     """Correct words that are rare or missing in the lexicon, and their kind (`known_words`)."""
+    confused: tuple[Integers, Integers] | None = None
+    """`Neighbours.confused`, if the file has it."""
 
     def kind(self, word: str) -> str | None:
         """The kind of a known word, also with 's."""
@@ -161,6 +164,9 @@ def save_lexicon(path: Path, lexicon: Lexicon) -> None:
     }
     if lexicon.memory:
         tensors["memory"] = _packed([">".join([written, *meant]) for written, meant in lexicon.memory.items()])
+    if lexicon.confused is not None:
+        first, other = lexicon.confused
+        tensors |= {"confused_sizes": np.diff(first).astype(np.uint16), "confused": other.astype(np.uint16)}
     atomic_write(path, save(tensors))
     save_weights(path, lexicon.weights)
 
@@ -172,6 +178,13 @@ def save_weights(path: Path, weights: Mapping[str, Mapping[str, float]]) -> None
 
 def _checksum(content: bytes) -> str:
     return f"{zlib.crc32(content):08x}"
+
+
+def _confused(tensors: Mapping[str, NDArray[Any]]) -> tuple[Integers, Integers] | None:
+    if "confused" not in tensors:
+        return None
+    first = np.append(0, np.cumsum(tensors["confused_sizes"], dtype=np.int64))
+    return first, tensors["confused"].astype(np.int64)
 
 
 def load_lexicon(path: Path) -> Lexicon:
@@ -195,6 +208,7 @@ def load_lexicon(path: Path) -> Lexicon:
             weights,
             {line[0]: line[1:] for line in remembered},
             load_known_words(path.with_name(KNOWN_WORDS_FILE)),
+            _confused(tensors),
         )
     except (SafetensorError, KeyError, ValueError, zlib.error, OSError) as error:
         raise ValueError(f"{path} is not a lexicon, or is damaged: {error}") from error
