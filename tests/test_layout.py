@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -210,6 +212,14 @@ def test_tests_are_collected_without_what_they_may_do_without() -> None:
     files = sorted(Path(__file__).parent.rglob("*.py"))
     assert not {path.name: found for path in files if (found := collected_imports(path.read_text("utf-8")) & OPTIONAL)}
     assert collected_imports("from mkdocs.config import load_config\ndef late():\n    import uvicorn") == {"mkdocs"}
+
+
+@pytest.mark.slow
+def test_the_tests_are_collected_where_optional_packages_are_missing() -> None:
+    script = f"import sys, pytest; sys.modules.update(dict.fromkeys({sorted(OPTIONAL)})); "
+    script += "sys.exit(pytest.main(['--collect-only', '-qq', '-m', '', '-p', 'no:cacheprovider', 'tests']))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=SOURCE.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_the_package_is_typed() -> None:

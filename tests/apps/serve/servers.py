@@ -20,6 +20,7 @@ for package in ("starlette", "uvicorn"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'cedd[serve]'")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
 
+from cedd.apps.serve import connections  # noqa: E402
 from cedd.apps.serve.app import Handlers, make_app  # noqa: E402
 from cedd.apps.serve.security import Headers, SecurityMiddleware, host_name, page_policy  # noqa: E402
 from cedd.apps.serve.server import Server, bind_socket, url_of  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "SecurityMiddleware",
     "Server",
     "bind_socket",
+    "connections",
     "events",
     "free_port",
     "host_name",

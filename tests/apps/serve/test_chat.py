@@ -7,7 +7,8 @@ import pytest
 
 from cedd import LanguageModel, import_model
 from cedd.apps.serve.registry import ModelRegistry
-from tests.apps.serve.test_api import events, sentence
+from tests.apps.serve.servers import events
+from tests.apps.serve.test_api import sentence
 from tests.tasks.test_chat import published
 
 ASKED = {"messages": [{"role": "user", "content": "w7 w8"}], "max_tokens": 12, "seed": 3}

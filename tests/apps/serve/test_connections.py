@@ -11,10 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cedd.apps.serve import connections
-from cedd.apps.serve.connections import RateLimit, most_connections
 from cedd.apps.serve.registry import ModelRegistry
-from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served, until
+from tests.apps.serve.servers import IN_THE_CLEAR, connections, httpx, served, until
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -88,16 +86,16 @@ def test_when_every_connection_is_busy_a_further_one_gets_503(registry: ModelReg
 
 def test_fewer_connections_where_few_files_may_be_open():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most_connections(1) == 1
+    assert connections.most_connections(1) == 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
     try:
-        assert most_connections(10**6) <= 200 - connections.ACCEPTED_AT_ONCE - connections.SPARE_DESCRIPTORS
+        assert connections.most_connections(10**6) <= 200 - connections.ACCEPTED_AT_ONCE - connections.SPARE_DESCRIPTORS
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_repeated_warnings_are_logged_a_few_times(monkeypatch: pytest.MonkeyPatch):
-    now, limit = [100.0], RateLimit(count=2, seconds=10)
+    now, limit = [100.0], connections.RateLimit(count=2, seconds=10)
     monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def passes(level: int, text: str) -> logging.LogRecord | None:
