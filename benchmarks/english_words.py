@@ -280,9 +280,8 @@ def open_examples(given: Sequence[Example], weights: Mapping[str, float], model:
 
 def fitted(lexicon: Lexicon, given: Sequence[Misspelt], model: Path, asked: int) -> dict[str, dict[str, float]]:
     """The weights without a network, and those with the network in a folder, fitted on `asked` undecided words."""
-    found = examples(
-        Reader(replace(lexicon, memory={}, confused=None)), given
-    )  # which has seen the mistakes of the training part
+    unseen = replace(lexicon, memory={}, confused=None)  # memory and confused words have the misspellings of `given`
+    found = examples(Reader(unseen), given)
     alone = fit(found, without=("network", "network tokens"))
     some = open_examples(found, alone, model, asked)
     return {"alone": alone, "network": fit(some, penalty=2e-4) if some else alone}
@@ -318,7 +317,7 @@ def main() -> int:
     if arguments.weights_only:
         save_weights(file, weights)
     else:
-        save_lexicon(file, replace(lexicon, weights=weights, confused=Neighbours(lexicon).confused))
+        save_lexicon(file, replace(lexicon, weights=weights, confused=Neighbours(lexicon).confused_pairs()))
     print(f"{file}: {len(lexicon.words)} words, {file.stat().st_size / 1e6:.2f} MB")
     return 0
 

@@ -160,8 +160,12 @@ class Neighbours:
     @cached_property
     def confused(self) -> tuple[Integers, Integers]:
         """(first [CONFUSED + 1], other [P]): word i may be written for the words other[first[i] : first[i + 1]]."""
-        if self.lexicon.confused is not None:
-            return self.lexicon.confused
+        pairs = self.confused_pairs() if self.lexicon.confused is None else self.lexicon.confused
+        size = min(CONFUSED, len(self.lexicon.words))
+        return np.searchsorted(pairs, size * np.arange(size + 1)), pairs % size
+
+    def confused_pairs(self) -> Integers:
+        """i V + j, ascending, where word i may be written for word j and V is CONFUSED or the number of words."""
         size = min(CONFUSED, len(self.lexicon.words))
         pairs = same_without_a_letter(self.letters[:size], self.lengths[:size])
         index = self.lexicon.index
@@ -174,8 +178,7 @@ class Neighbours:
         both = chain(inflections(self.lexicon.words[:size]), homophones(self.lexicon.words[:HOMOPHONE_WORDS]))
         alike = np.fromiter(chain.from_iterable(both), np.int64).reshape(-1, 2)
         alike = size * alike + alike[:, ::-1]
-        pairs = sorted_unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
-        return np.searchsorted(pairs, size * np.arange(size + 1)), pairs % size
+        return sorted_unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
 
     @cached_property
     def letter_surprise(self) -> Floats:

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +90,8 @@ class Lexicon:
     """Misspellings of the training lists, and the intended words."""
     known: Mapping[str, str] = field(default_factory=dict[str, str])
     """Correct words that are rare or missing in the lexicon, and their kind (`known_words`)."""
-    confused: tuple[Integers, Integers] | None = None
-    """`Neighbours.confused`, if the file has it."""
+    confused: Integers | None = None
+    """`Neighbours.confused_pairs`, if the file has them."""
 
     def kind(self, word: str) -> str | None:
         """The kind of a known word, also with 's."""
@@ -143,30 +142,48 @@ class Lexicon:
 # Files
 
 
-def _packed(lines: Sequence[str]) -> NDArray[np.uint8]:
-    return np.frombuffer(zlib.compress("\n".join(lines).encode(), 9), np.uint8)
+def _packed(content: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(zlib.compress(content, 9), np.uint8)
 
 
-def _unpacked(packed: NDArray[np.uint8]) -> list[str]:
-    return zlib.decompress(packed.tobytes()).decode().split("\n")
+def _unpacked(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.frombuffer(zlib.decompress(packed.tobytes()), np.uint8)
+
+
+def _packed_lines(lines: Sequence[str]) -> NDArray[np.uint8]:
+    return _packed("\n".join(lines).encode())
+
+
+def _unpacked_lines(packed: NDArray[np.uint8]) -> list[str]:
+    return _unpacked(packed).tobytes().decode().split("\n")
+
+
+def _packed_ascending(numbers: Integers) -> NDArray[np.uint8]:
+    """Differences of fewer than 2^32, all lowest bytes first, which compress best."""
+    differences = np.diff(numbers, prepend=0).astype("<u4")
+    return _packed(differences.view(np.uint8).reshape(-1, 4).T.tobytes())
+
+
+def _unpacked_ascending(packed: NDArray[np.uint8]) -> Integers:
+    bytes_of_each = np.ascontiguousarray(_unpacked(packed).reshape(4, -1).T)
+    return np.cumsum(bytes_of_each.view("<u4")[:, 0], dtype=np.int64)
 
 
 def save_lexicon(path: Path, lexicon: Lexicon) -> None:
     """Write the file, and its weights next to it."""
     tensors: dict[str, NDArray[np.generic]] = {
-        "words": _packed(lexicon.words),
-        "counts": np.clip(np.round(10 * lexicon.log_counts), 0, 255).astype(np.uint8),
+        "words": _packed_lines(lexicon.words),
+        "counts": _packed(np.clip(np.round(10 * lexicon.log_counts), 0, 255).astype(np.uint8).tobytes()),
         "named": np.packbits(lexicon.named),
-        "left": np.round(255 * lexicon.left).astype(np.uint8),
+        "left": _packed(np.round(255 * lexicon.left).astype(np.uint8).tobytes()),
         "table": lexicon.table,
-        "edits": _packed([f"{meant}>{written}" for meant, written in lexicon.channel.edits]),
+        "edits": _packed_lines([f"{meant}>{written}" for meant, written in lexicon.channel.edits]),
         "edit_costs": np.array([-value for value in lexicon.channel.edits.values()], np.float16),
     }
     if lexicon.memory:
-        tensors["memory"] = _packed([">".join([written, *meant]) for written, meant in lexicon.memory.items()])
+        tensors["memory"] = _packed_lines([">".join([written, *meant]) for written, meant in lexicon.memory.items()])
     if lexicon.confused is not None:
-        first, other = lexicon.confused
-        tensors |= {"confused_sizes": np.diff(first).astype(np.uint16), "confused": other.astype(np.uint16)}
+        tensors["confused"] = _packed_ascending(lexicon.confused)
     atomic_write(path, save(tensors))
     save_weights(path, lexicon.weights)
 
@@ -180,13 +197,6 @@ def _checksum(content: bytes) -> str:
     return f"{zlib.crc32(content):08x}"
 
 
-def _confused(tensors: Mapping[str, NDArray[Any]]) -> tuple[Integers, Integers] | None:
-    if "confused" not in tensors:
-        return None
-    first = np.append(0, np.cumsum(tensors["confused_sizes"], dtype=np.int64))
-    return first, tensors["confused"].astype(np.int64)
-
-
 def load_lexicon(path: Path) -> Lexicon:
     """Read the file. A damaged file raises a ValueError."""
     try:
@@ -194,21 +204,23 @@ def load_lexicon(path: Path) -> Lexicon:
         if weights.pop(CHECKSUM, found := _checksum(content)) != found:
             raise ValueError(f"it does not match its checksum in {LEXICON_WEIGHTS_FILE}")
         tensors = load(content)
-        words = _unpacked(tensors["words"])
-        edits = (tuple(line.split(">")) for line in _unpacked(tensors["edits"]))
-        remembered = (tuple(line.split(">")) for line in _unpacked(tensors["memory"])) if "memory" in tensors else ()
+        words = _unpacked_lines(tensors["words"])
+        edits = (tuple(line.split(">")) for line in _unpacked_lines(tensors["edits"]))
+        remembered = (
+            (tuple(line.split(">")) for line in _unpacked_lines(tensors["memory"])) if "memory" in tensors else ()
+        )
         costs = tensors["edit_costs"].astype(np.float64).tolist()
         lexicon = Lexicon(
             words,
-            tensors["counts"].astype(np.float64) / 10,
+            _unpacked(tensors["counts"]).astype(np.float64) / 10,
             np.unpackbits(tensors["named"])[: len(words)].astype(np.bool_),
-            tensors["left"].astype(np.float64) / 255,
+            _unpacked(tensors["left"]).astype(np.float64) / 255,
             tensors["table"],
             Channel({(meant, written): -cost for (meant, written), cost in zip(edits, costs, strict=True)}),
             weights,
             {line[0]: line[1:] for line in remembered},
             load_known_words(path.with_name(KNOWN_WORDS_FILE)),
-            _confused(tensors),
+            _unpacked_ascending(tensors["confused"]) if "confused" in tensors else None,
         )
     except (SafetensorError, KeyError, ValueError, zlib.error, OSError) as error:
         raise ValueError(f"{path} is not a lexicon, or is damaged: {error}") from error
