@@ -340,7 +340,7 @@ def pair_nats(
     return torch.empty(pairs, length, dtype=torch.float64).scatter_(1, order, torch.stack(terms, 1).cpu())
 
 
-class _Call(NamedTuple):
+class _StepCall(NamedTuple):
     """A network call for one step of all pairs."""
 
     contexts: Tensor
@@ -353,7 +353,7 @@ class _Call(NamedTuple):
     """[P], the place of each pair in [R]."""
 
 
-def _calls(keys: Tensor, order: Tensor, device: torch.device) -> list[_Call]:
+def _calls(keys: Tensor, order: Tensor, device: torch.device) -> list[_StepCall]:
     """The calls of all steps, in one transfer to the device, from keys of the contexts and the order [P, L]."""
     parts: list[Tensor] = []
     for key, position in zip(keys.T.numpy(), order.T.numpy(), strict=True):
@@ -361,7 +361,7 @@ def _calls(keys: Tensor, order: Tensor, device: torch.device) -> list[_Call]:
         rows, asked, answers = np.unique(context * len(keys.T) + position, return_index=True, return_inverse=True)
         parts += [torch.as_tensor(part) for part in (contexts, asked, rows, answers)]
     on_device = torch.cat(parts).to(device).tensor_split(np.cumsum([len(part) for part in parts])[:-1].tolist())
-    return [_Call(*on_device[start : start + 4]) for start in range(0, len(parts), 4)]
+    return [_StepCall(*on_device[start : start + 4]) for start in range(0, len(parts), 4)]
 
 
 def _shares_contexts(network: Network) -> bool:

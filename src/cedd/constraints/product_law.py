@@ -41,6 +41,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cedd.constraints.edges import Edges
 from cedd.constraints.token_automaton import TokenAutomaton
 from cedd.device import has_triton
 from cedd.splitmix import GAMMA, mix
@@ -110,25 +111,6 @@ class _HostGroups(NamedTuple):
         if len(self.some):
             found[..., self.some] = np.add.reduceat(terms, self.firsts, axis=-1)
         return found
-
-
-MANY = 8
-"""Transitions of a state above which kernels add them up in another shape."""
-
-
-class Edges(NamedTuple):
-    """The transitions in the order in which kernels read them: states with many first."""
-
-    label: Tensor
-    target: Tensor
-    starts: Tensor
-    """Where the transitions of each state in this order begin, and the end, [Q + 1]."""
-    state: Tensor
-    """The states in this order, [Q]."""
-    rank: Tensor
-    """The place of each state in this order, [Q]."""
-    many: int
-    """How many states have more than `MANY` transitions."""
 
 
 class TokenLanguage:
@@ -203,15 +185,7 @@ class TokenLanguage:
     @cached_property
     def edges(self) -> Edges:
         """The transitions for kernels: by the number that leave a state, most first."""
-        counts = torch.diff(self.by_source.starts)
-        order = torch.argsort(counts, descending=True, stable=True)
-        starts = torch.cat([counts.new_zeros(1), counts[order].cumsum(0)])
-        own = torch.repeat_interleave(self.by_source.starts[:-1][order] - starts[:-1], counts[order])
-        places = own + torch.arange(len(own), device=own.device)
-        first = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        tables = self.by_source.label[places], self.by_source.target[places], starts, order, first
-        label, target, starts, order, first = (table.to(torch.int32) for table in tables)
-        return Edges(label, target, starts, order, first, int((counts > MANY).sum()))
+        return Edges.by_count(self.by_source.label, self.by_source.target, self.by_source.starts)
 
     @cached_property
     def _pieces(self) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
 from cedd import splitmix
-from cedd.constraints.product_law import Edges
+from cedd.constraints.edges import Edges
 
 WARPS = 4
 PIECE = 32
