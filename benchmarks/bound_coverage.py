@@ -268,21 +268,19 @@ def table(rows: Sequence[dict[str, Any]], wanted: Sequence[str]) -> str:
 
 
 def summary(places: Mapping[str, Sequence[dict[str, Any]]]) -> str:
-    """The lowest and highest shares over methods and processes, in Markdown: a row per kind of network and bound."""
-    heads = [*(f"{title}, N = 64" for title in SHARES.values()), "population, larger N", "these sequences, larger N"]
-    lines = [f"| networks | bound | settings | {' | '.join(heads)} |", f"|---|---|--:|{'--:|' * len(heads)}"]
+    """The lowest and highest shares for 64 sequences, in Markdown: a row per kind of network and bound."""
+    lines = [f"| networks | bound | settings | {' | '.join(SHARES.values())} |"]
+    lines.append(f"|---|---|--:|{'--:|' * len(SHARES)}")
     names = {"random": "random", "hard": "random, hardest processes", "overconfident": "overconfident"}
-    columns = [(share, False) for share in SHARES] + [("population", True), ("these", True)]
     for place, rows in places.items():
         for bound in dict.fromkeys(row["bound"] for row in rows):
-            group = [row for row in rows if row["bound"] == bound]
+            group = [row for row in rows if row["bound"] == bound and row["sequences"] == 64]
             cells: list[str] = []
-            for share, larger in columns:
-                found = [row[share] for row in group if (row["sequences"] > 64) == larger and row[share] is not None]
+            for share in SHARES:
+                found = [row[share] for row in group if row[share] is not None]
                 cells.append(f"{min(found):.1%} to {max(found):.1%}" if found else "")
             shown = "`tight`" if bound == "tight" else "`j1`, `j2`"
-            settings = sum(row["sequences"] == 64 for row in group)
-            lines.append(f"| {names[place]} | {shown} | {settings} | {' | '.join(cells)} |")
+            lines.append(f"| {names[place]} | {shown} | {len(group)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
