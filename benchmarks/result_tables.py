@@ -31,10 +31,10 @@ JUDGE = "smollm2.gguf"
 STEPS = (8, 16, 32, 64, 128, 1024)
 SHOWN_SAMPLERS = (
     *("analytic", "first-hitting", "gibbs", "remask-capped"),
-    *("probability", "entropy"),
+    "probability",
 )
 SHOWN_STEPS = (16, 32, 128)
-SHOWN_STEPS_AT_LOW_ENTROPY = (64, 128)
+SHOWN_STEPS_AT_LOW_ENTROPY = (64,)
 LOW_ENTROPY = 4.1
 RATIO = "its ratio to 1024 steps"
 KINDS = ("replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")

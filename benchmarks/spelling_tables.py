@@ -24,8 +24,8 @@ STYLES = ("--", ":", "-.", (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)))
 
 SHOWN = {"": "", "half": ", half the learning rate", "50000": ""}
 """The recipes whose rows the page shows, and what their titles say of them."""
-NOT_SHOWN = "sedd/uniform+half"
-"""A cell that is reproduced with the usual learning rate as well."""
+DEPENDENT_ON_RATE = ("sedd/roulette", "sedds/roulette")
+"""The cells of which the page also shows runs of fewer than the most steps, because their learning rate matters."""
 
 
 def tested(content: Mapping[str, Any]) -> list[str]:
@@ -99,15 +99,18 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
 def _summary(cells: Mapping[str, Any]) -> str:
     """The rows of the paper, with its figures, and ours."""
     lines = ["| method and process | steps | PAP / CAP, % | in the paper |", "|---|--:|--:|--:|"]
+    most = max(record["curve"][-1]["step"] for record in cells.values())
     for cell, record in cells.items():
         plain, _, recipe = cell.partition("+")
-        if cell != OURS and (recipe not in SHOWN or cell == NOT_SHOWN):
+        if cell != OURS and recipe not in SHOWN:
             continue
         if cell != OURS and read_cell(plain).highest_time < 1:
             continue
         last = record["curve"][-1]
         papers = of_the_paper(cell, record, last["step"])
         if papers is None and cell != OURS:
+            continue
+        if last["step"] < most and plain not in DEPENDENT_ON_RATE:
             continue
         scores = [f"{100 * last['books'][name]['all']['share']:.1f}" for name in TEST_BOOKS]
         title = "our settings (bayes-star/roulette)" if cell == OURS else f"{plain}{SHOWN[recipe]}"
