@@ -27,6 +27,13 @@ def test_samples_satisfy_their_constraint(options: list[str], pattern: str, abso
     assert record["sampler"] == ("particles" if "--particles" in options else "analytic")
 
 
+def test_a_regular_expression_for_each_blank(absorb: str, capsys):
+    words = ["infill", absorb, "____{3}-____{4}", "--steps", "4", "--device", "cpu"]
+    for patterns, expected in ((["[ab]+", "[cd]+"], "[ab]{3}-[cd]{4}"), (["[ef]+"], "[ef]{3}-[ef]{4}")):
+        assert main([*words, *(word for pattern in patterns for word in ("--regex", pattern))]) == 0
+        assert re.fullmatch(expected, capsys.readouterr().out.strip())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -46,6 +53,15 @@ def test_samples_satisfy_their_constraint(options: list[str], pattern: str, abso
         (["sample", "ABSORB", "--regex", "a+", "--sampler", "gibbs"], "the sampler gibbs cannot write texts under a"),
         (["infill", "ABSORB", "a ____{3} b", "--regex", "a{9}"], "no text of 3 tokens satisfies regex('a{9}')"),
         (["sample", "ABSORB", "--label", "x"], "this model was not trained with labels"),
+        (
+            ["sample", "ABSORB", "--regex", "a", "--regex", "b"],
+            "--regex can only be repeated for infill, once per blank",
+        ),
+        (["sample", "ABSORB", "--regex", "a+", "--length", "999"], "--length must be at most "),
+        (
+            ["infill", "ABSORB", "a ____", "--regex", "a", "--regex", "b"],
+            "one constraint per blank (got 2 for 1 blanks)",
+        ),
     ],
 )
 def test_one_line_for_bad_constraints(words: list[str], message: str, run: str, absorb: str, tmp_path: Path, capsys):

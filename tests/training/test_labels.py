@@ -112,7 +112,7 @@ def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytes
     with pytest.raises(ValueError, match=r"label: invalid choice: 'ye'.*yes"):
         model.generate(label="ye")
     assert main(["sample", str(made.out), "--label", "maybe"]) == 2
-    assert capsys.readouterr().err.startswith("cedd: error: label: invalid choice: 'maybe'")
+    assert capsys.readouterr().err.startswith("cedd: error: --label: invalid choice: 'maybe'")
 
 
 def test_blocks_of_a_text_share_its_label(config: Make, settings: dict[str, Any]) -> None:
@@ -250,7 +250,7 @@ def test_likelihoods_given_a_label(config: Make, settings: dict[str, Any], capsy
     with pytest.raises(ValueError, match="label: invalid choice: 'maybe'"):
         model.perplexity("aab", label="maybe")
     for words, message in (
-        (["--label", "maybe"], "label: invalid choice: 'maybe'"),
+        (["--label", "maybe"], "--label: invalid choice: 'maybe'"),
         (["--labels", "color"], "color"),
         (["--labels", "kind", "--label", "no"], "give --label or --labels, not both"),
         (["--label", "no", "--order", "entropy"], "--order cannot be used with labels"),

@@ -160,10 +160,12 @@ def _naming_the_option(message: str, command: str) -> str | None:
     from cedd.cli.parser import options_of
 
     argument, _, rest = message.partition(" ")
-    option = f"--{argument.replace('_', '-')}"
-    if not rest.startswith(("must ", "needs ")) or option not in {one.name for one in options_of(ARGUMENTS[command])}:
+    option = f"--{argument.removesuffix(':').replace('_', '-')}"
+    if not rest.startswith(("must ", "needs ", "invalid choice: ")) or option not in {
+        one.name for one in options_of(ARGUMENTS[command])
+    }:
         return None
-    return f"{option} {rest}"
+    return f"{option}{':' if argument.endswith(':') else ''} {rest}"
 
 
 def _import_architecture(words: Sequence[str]) -> None:

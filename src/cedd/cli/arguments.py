@@ -16,7 +16,7 @@ from typing import Any, Literal
 from cedd.apps.report.records import ReportOptions
 from cedd.apps.serve.limits import Limits
 from cedd.cli import parser
-from cedd.cli.parser import INLINE, CommandOption, argument
+from cedd.cli.parser import INLINE, REPEATED, CommandOption, argument
 from cedd.evaluation.options import EvaluationOptions, Wrap
 from cedd.names import suggestion
 from cedd.samplers.options import SamplingOptions
@@ -75,8 +75,8 @@ class ViewOptions:
 class ConstraintOptions:
     """Constraints on the texts; at most one of these."""
 
-    regex: str | None = None
-    """Regular expression that each whole text must match, such as '\\d{4}-\\d\\d'."""
+    regex: tuple[str, ...] | None = field(default=None, metadata=REPEATED)
+    """Regular expression that each whole text must match, such as '\\d{4}-\\d\\d'; for infill, again for each blank."""
     json_schema: Path | None = None
     """File with a JSON schema under which each text must be valid."""
     choices: tuple[str, ...] | None = None

@@ -88,6 +88,8 @@ NUMBERS = {int: "an integer", float: "a number"}
 Arguments = TypeVar("Arguments")
 INLINE: Mapping[str, object] = {"prefix": ""}
 """Metadata of a field whose own fields are options without a prefix."""
+REPEATED: Mapping[str, object] = {"repeated": True}
+"""Metadata of a tuple of which an option gives one value, and may be given again."""
 
 
 def argument(metavar: str) -> Mapping[str, object]:
@@ -111,6 +113,7 @@ class CommandOption:
     """The heading of its group in the help."""
     metavar: str | None = None
     positional: bool = False
+    repeated: bool = False
 
     @property
     def is_optional(self) -> bool:
@@ -203,7 +206,8 @@ def options_of(kind: Any, default: Any = None, path: tuple[str, ...] = (), prefi
         shown = about["metavar"] if positional else f"--{name}"
         title = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].rstrip(".") if path else "options"
         said = helps.get(one.name, "")
-        yield CommandOption((*path, one.name), shown, hint, value, said, title, about.get("metavar"), positional)
+        kinds = positional, about.get("repeated", False)
+        yield CommandOption((*path, one.name), shown, hint, value, said, title, about.get("metavar"), *kinds)
 
 
 def _default(one: dataclasses.Field[Any]) -> Any:
@@ -337,7 +341,8 @@ def _settings(one: CommandOption) -> dict[str, Any]:
     return {
         "dest": _key(one),
         "metavar": one.shown_value,
-        "nargs": "*" if one.takes_several else None,
+        "action": "append" if one.repeated else "store",
+        "nargs": "*" if one.takes_several and not one.repeated else None,
         "default": argparse.SUPPRESS,
         "help": said,
     }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cedd.cli import UserError
 from cedd.cli.arguments import Sample
 from cedd.cli.inputs import DEFAULT_MODEL
-from cedd.cli.sampling import check, constraint_of, show
+from cedd.cli.sampling import check, constraints_of, show
 from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import packaged
 from cedd.tasks import load
@@ -20,7 +20,10 @@ def run(arguments: Sample) -> int:
     check(arguments)
     if arguments.chat is not None and arguments.prompt:
         raise UserError("--chat and --prompt cannot be combined; use one of them")
-    language = constraint_of(arguments.constraint)
+    languages = constraints_of(arguments.constraint)
+    if len(languages) > 1:
+        raise UserError("--regex can only be repeated for infill, once per blank")
+    language = next(iter(languages), None)
     model = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device)
     sampler = arguments.options.sampler if arguments.options.particles is None else "particles"
     if arguments.chat is None:

@@ -60,8 +60,8 @@ def check(arguments: SamplingArguments) -> None:
     check_writable(arguments.view.gif, (".gif",))
 
 
-def constraint_of(options: ConstraintOptions) -> Language | None:
-    """The language of the options, compiled for texts before a model is loaded."""
+def constraints_of(options: ConstraintOptions) -> list[Language]:
+    """The languages of the options, compiled for texts before a model is loaded."""
     given = {
         "--regex": options.regex is not None,
         "--json-schema": options.json_schema is not None,
@@ -70,15 +70,13 @@ def constraint_of(options: ConstraintOptions) -> Language | None:
     names = [name for name, there in given.items() if there]
     if len(names) > 1:
         raise UserError(f"{names[1]} and {names[0]} cannot be combined; use one of them")
-    if not names:
-        return None
-    if options.regex is not None:
-        made = regex(options.regex)
-    elif options.json_schema is not None:
-        made = json_schema(options.json_schema.read_text(encoding="utf-8"))
-    else:
-        made = choice(options.choices or ())
-    _ = made.automaton  # raises a ValueError if no text satisfies it
+    made = [regex(pattern) for pattern in options.regex or ()]
+    if options.json_schema is not None:
+        made = [json_schema(options.json_schema.read_text(encoding="utf-8").strip())]
+    if options.choices is not None:
+        made = [choice(options.choices)]
+    for language in made:
+        _ = language.automaton  # raises a ValueError if no text satisfies it
     return made
 
 

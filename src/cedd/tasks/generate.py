@@ -84,6 +84,11 @@ def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, l
     """
     template = prompt_template(loaded, prompt, length).in_languages([language], may_end=True)
     if length is not None:
+        half, (blank,) = loaded.length // 2, template.blanks
+        if length > loaded.length and len(blank) > half and not loaded.writes_blocks:
+            raise ValueError(
+                f"length must be at most {loaded.length} for a constraint on more than {half} tokens (got {length})"
+            )
         return template
     room, before = len(template.spans[0]), template.width - len(template.spans[0])
     texts = prompt_template(loaded, prompt, length).in_languages([language]).spans[0].language.automaton
