@@ -168,7 +168,7 @@ def correctors(file: str, kinds: Sequence[str] = KINDS) -> str:
 def correction_sets() -> str:
     """The shares of cedd correct on each set of errors."""
     files = {
-        "never used before": "correctors-unused.json",
+        "held out": "correctors-unused.json",
         "seen during development": "correctors.json",
         "seen during development, larger": "correctors-1003.json",
     }
