@@ -284,6 +284,7 @@ BAD = [
     ),
     ("sample --device", "--device: expected one argument (see cedd"),
     ("correct --threshold abc x", "error: --threshold must be a number (got 'abc') (see cedd"),
+    ("correct --threshold 2 x", "--threshold must be in [0, 1] (got 2)"),
     ("correct --passes 1.5 x", "--passes must be an integer (got '1.5') (see cedd"),
     ("correct --thresold 0.2 teh cat", "error: unexpected argument '--thresold'; did you mean --threshold? (see cedd"),
     ("correct --Dash", "unexpected argument '--Dash'; put text that begins with a dash after -- (see cedd"),

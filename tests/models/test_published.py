@@ -317,6 +317,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "t5"},
         "unsupported model_type 't5'; cedd imports SE",
     ),
+    "a run": ({"format": 1, "method": {}, "process": {}}, "describes a model of cedd, which commands take without"),
     "no type": ({"hidden_size": 3}, "model_type is missing; cedd imports"),
     "remote code": (
         {"model_type": "other", "auto_map": {"AutoModel": "modeling_other.Other"}},

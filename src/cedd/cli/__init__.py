@@ -12,6 +12,7 @@ import gc
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -145,7 +146,7 @@ def _run(words: list[str], *, alone: bool) -> int:
             seed = getattr(arguments, "seed", None)
             if seed is not None and not 0 <= seed < 2**63:  # the range that every random number generator accepts
                 raise UserError(f"--seed must be between 0 and 2^63 - 1 (got {seed})")
-            _import_architecture(rest)
+            _import_architecture(name, rest)
             module = importlib.import_module(f"cedd.cli.{name}")
         return int(module.run(arguments) or 0)
     except ValueError as error:
@@ -155,20 +156,26 @@ def _run(words: list[str], *, alone: bool) -> int:
 
 
 def _naming_the_option(message: str, command: str) -> str | None:
-    """An error about an argument in Python, as one about the option: "--top-p must ..." for "top_p must ..."."""
+    """An error about an argument in Python, as one about the option.
+
+    "--top-p must ..." for "top_p must ...", and "use --sampler analytic" for "use sampler='analytic'".
+    """
     from cedd.cli.arguments import ARGUMENTS
     from cedd.cli.parser import options_of
 
+    options = {one.name for one in options_of(ARGUMENTS[command])}
     argument, _, rest = message.partition(" ")
     option = f"--{argument.removesuffix(':').replace('_', '-')}"
-    if not rest.startswith(("must ", "needs ", "invalid choice: ")) or option not in {
-        one.name for one in options_of(ARGUMENTS[command])
-    }:
-        return None
-    return f"{option}{':' if argument.endswith(':') else ''} {rest}"
+    named = message
+    if rest.startswith(("must ", "needs ", "invalid choice: ")) and option in options:
+        named = f"{option}{':' if argument.endswith(':') else ''} {rest}"
+    for other in ("bound", "sampler"):
+        if f"--{other}" in options:
+            named = re.sub(f"use {other}='(.+?)'", rf"use --{other} \1", named)
+    return None if named == message else named
 
 
-def _import_architecture(words: Sequence[str]) -> None:
+def _import_architecture(command: str, words: Sequence[str]) -> None:
     """Import the network that the command line names, package:Class, also from the current folder.
 
     Architectures named by the folder of `train --from` are not imported: the user has not asked for them.
@@ -178,6 +185,8 @@ def _import_architecture(words: Sequence[str]) -> None:
     named = next((value for option, value in pairwise(split) if option == "--architecture"), "")
     if with_current_folder(named):
         importlib.import_module("cedd.models.architectures").import_architecture(named)
+    elif named and command not in ("train", "adapt", "bench"):
+        raise UserError(f"--architecture must be package:Class of your own network (got {named!r})")
 
 
 def with_current_folder(name: str) -> bool:

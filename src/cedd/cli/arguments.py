@@ -682,7 +682,7 @@ def _check_parent(parent: TrainConfig, out: str | None) -> None:
     if not _is_autoregressive(parent) and begun_from(parent.start, out) is None:
         raise ValueError(
             f"{parent.start} is not autoregressive (its method is {parent.method}), so there is nothing to adapt; "
-            f"continue its training with: cedd train small --from {parent.start}"
+            f"continue its training with: cedd train --from {parent.start}"
         )
 
 

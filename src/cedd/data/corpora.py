@@ -323,7 +323,9 @@ class HubCorpus(Corpus):
         try:
             import datasets  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise ValueError("Hugging Face datasets need the hub extra: pip install 'cedd[hub]'") from None
+            raise ValueError(
+                "data sets of the hub need pip install 'cedd[hub]'; evaluation sets are also read from CEDD_DATA"
+            ) from None
         return datasets
 
     @cached_property

@@ -264,6 +264,8 @@ def family_of(config: Description) -> Family:
         raise ValueError(
             f"{config.source}: its network is remote code ({name}), which is never run; cedd imports {known}"
         )
+    if {"format", "method", "process"} <= config.values.keys():
+        raise ValueError(f"{config.source} describes a model of cedd, which commands take without an import")
     kind = config.values.get("model_type")
     what = "model_type is missing" if kind is None else f"unsupported model_type {kind!r}"
     raise ValueError(f"{config.source}: {what}; cedd imports {known}")

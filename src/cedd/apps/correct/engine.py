@@ -47,8 +47,6 @@ def correct_words(
     check_options("words", others, WORD_OPTIONS, LETTER_OPTIONS)
     if unknown := [name for name in others if name not in LETTER_OPTIONS]:
         raise ValueError(f"unexpected option {unknown[0]!r}; the engine 'words' has {', '.join(sorted(WORD_OPTIONS))}")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"threshold must be in [0, 1] (got {threshold:g})")
     judge = judge_of_words(loaded)
     reader, scores = reader or reader_for(judge), scores or word_scores(judge, watch)
     return word_by_word(reader, text, scores, threshold=threshold, ignored=ignored_words)

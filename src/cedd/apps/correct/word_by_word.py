@@ -78,6 +78,8 @@ def word_by_word(
     if isinstance(ignored, str):
         raise TypeError("ignored words must be a list of texts, not a single text")
     threshold = WORD_THRESHOLD if threshold is None else threshold
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold must be in [0, 1] (got {threshold:g})")
     keys = frozenset(token.key for word in ignored for token in tokens_of(word) if token.key[0].isalpha())
     parts, end, changes, suspicious = list[str](), 0, list[Change](), list[Change]()
     for one in decide(reader, text, threshold, scores, keys):
