@@ -52,6 +52,10 @@ def test_a_regular_expression_for_each_blank(absorb: str, capsys):
         (["sample", "RUN", "--regex", "a+", "--length", "5"], "needs a model that only masks (process absorb)"),
         (["sample", "ABSORB", "--regex", "a+", "--sampler", "gibbs"], "the sampler gibbs cannot write texts under a"),
         (["infill", "ABSORB", "a ____{3} b", "--regex", "a{9}"], "no text of 3 tokens satisfies regex('a{9}')"),
+        (
+            ["sample", "ABSORB", "--particles", "3"],
+            "--particles needs a constraint: --regex, --json-schema or --choices",
+        ),
         (["sample", "ABSORB", "--label", "x"], "this model was not trained with labels"),
         (
             ["sample", "ABSORB", "--regex", "a", "--regex", "b"],

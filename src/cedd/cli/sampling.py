@@ -92,6 +92,8 @@ def show(
 ) -> None:
     """Fill the template n times with the requested live view, print the texts or JSON, and write the files."""
     refuse_unused_sampling(loaded, arguments.options, SamplingOptions())
+    if arguments.options.particles is not None and not template.spans:
+        raise UserError("--particles needs a constraint: --regex, --json-schema or --choices")
     view, seen = arguments.view, is_seen(arguments.view)
     if seen and template.width > MOST_SEEN:
         raise UserError(f"--watch, --html and --gif show at most {MOST_SEEN:,} tokens; the text has {template.width:,}")
