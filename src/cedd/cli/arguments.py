@@ -73,14 +73,15 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class ConstraintOptions:
-    """Constraints on the texts; at most one of these."""
+    """Constraints on the text after the prompt, or in each blank; at most one of these."""
 
     regex: tuple[str, ...] | None = field(default=None, metadata=REPEATED)
-    """Regular expression that each whole text must match, such as '\\d{4}-\\d\\d'; for infill, again for each blank."""
+    """Regular expression that the text must match completely, such as '\\d{4}-\\d\\d'; for infill, repeat the option
+    to give each blank its own."""
     json_schema: Path | None = None
-    """File with a JSON schema under which each text must be valid."""
+    """File with a JSON schema under which the text must be valid."""
     choices: tuple[str, ...] | None = None
-    """Texts of which each sample must be one."""
+    """Allowed texts; the text is one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
