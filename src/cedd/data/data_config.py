@@ -17,7 +17,7 @@ class DataConfig:
     gpt2_files: Path | None = None
     """A folder with GPT-2's vocab.json and merges.txt, instead of downloading them."""
     validation: str | None = None
-    """A separate corpus for validation; without one, `holdout` of the data is held out."""
+    """A separate corpus for validation; by default, the share `holdout` of the data."""
     holdout: float = 0.05
     """Share of the data that is held out for validation."""
     holdout_by: Literal["tail", "documents"] = "tail"
