@@ -57,8 +57,7 @@ def step_law(stay: Tensor, remask: Tensor, jumps: Tensor, x_t: Tensor, noise: Ke
     """The distribution of one step over the n states, [*S, n]: stay, be masked again, or jump.
 
     An imperfect score can give negative jump probabilities [*S, V]. They are set to zero, and the others are scaled to
-    the probability that is not taken by staying and remasking; a position without a possible jump stays. No other
-    function clamps.
+    the probability that is not taken by staying and remasking; a position without a possible jump stays.
     """
     masked = noise.is_mask(x_t)
     jumps = put_at_token(jumps.clamp_min(0.0), x_t, 0.0, masked)
@@ -90,7 +89,7 @@ class Parameterization(Part, ABC):
 
     @abstractmethod
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """log p(x_0 | x_t), normalised over the V tokens."""
+        """log p(x_0 | x_t), normalized over the V tokens."""
 
     def log_reconstruction(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """The log of the distribution of x_0 given x_t at the end of a path that stops before t = 0, normalized over

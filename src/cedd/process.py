@@ -277,7 +277,7 @@ class Noise(Kernel):
 _LARGEST_TOTAL = 1e30
 """The largest sigma(1): networks take sigma in float32."""
 _SMALLEST_SHARE = 1e-20
-"""The smallest share of masking, but for 0."""
+"""The smallest share of masking, except for 0."""
 
 
 @dataclass(frozen=True)
@@ -493,7 +493,7 @@ class TokenProcess:
 
     @property
     def alpha_just_after_zero(self) -> Tensor:
-        """alpha(0+): zero, but for a schedule that starts at sigma_min."""
+        """alpha(0+): zero, except for a schedule that starts at sigma_min."""
         return self.alpha(torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64))
 
     def corrected_probability(self) -> float:

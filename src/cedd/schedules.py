@@ -93,7 +93,7 @@ class Schedule(Part, ABC):
 
     @property
     def start(self) -> float:
-        """sigma(0): zero, but for the geometric schedule."""
+        """sigma(0): zero, except for the geometric schedule."""
         return float(self.sigma(0.0))
 
     @property

@@ -752,7 +752,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""The scaling of Llama 3.1 to 3.3, but for its factor."""
+"""The scaling of Llama 3.1 to 3.3, except for its factor."""
 
 
 def _scaling_of_gguf(file: GGUFFile, divisors: Tensor | None) -> JSONObject | None:

@@ -88,7 +88,7 @@ class ModelRegistry(Mapping[str, LanguageModel]):
         return next(same, None) or judge_of_words(model)
 
     def _best_first(self, task: str) -> list[str]:
-        """In the order given, but for correction models with a lexicon first, since they correct better."""
+        """Correction models with a lexicon first, because they correct better; otherwise in the order given."""
         found = [name for name in self if task in self.info[name]["tasks"]]
         return sorted(found, key=lambda name: task == "correct" and lexicon_file(self[name]) is None)
 
