@@ -335,17 +335,16 @@ def test_kernels_on_the_device():
     check_kernels("cuda")
 
 
-@pytest.mark.parametrize(
-    "kernel", ["_row_sums_kernel", "_backward_kernel", "_forward_kernel", "_draw_kernel", "_pick_kernel"]
-)
+@pytest.mark.parametrize("name", ["row_sums", "backward", "forward", "choose", "follow", "draw", "pick"])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_kernels_compile_for_a_chip(kernel: str, greedy: bool):
+def test_kernels_compile_for_a_chip(name: str, greedy: bool):
     pytest.importorskip("triton")
     from cedd.constraints import product_law_triton as kernels
 
-    floats = ("sums", "beta", "alpha", "weights", "factors", "numbers", "rest")
+    floats = ("sums", "beta", "alpha", "weights", "factors", "numbers", "used")
     integers = ("places", "starts", "labels", "sources", "targets", "drawn", "picked", "rows", "known", "tokens")
-    small = ("labels", "targets", "starts", "order", "rank") if kernel in ("_backward_kernel", "_draw_kernel") else ()
+    by_count = name in ("backward", "choose", "follow", "draw")
+    small = ("labels", "targets", "starts", "order", "rank", "edges", "path") if by_count else ()
     types = (
         {"values": "*fp32", "logits": "*fp32", "chosen": "*i8"}
         | dict.fromkeys(floats, "*fp64")
@@ -355,4 +354,4 @@ def test_kernels_compile_for_a_chip(kernel: str, greedy: bool):
     types |= dict.fromkeys(small, "*i32")
     sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64}
     constants = {"GREEDY": greedy, **sizes}
-    assert compiled_for_a_chip(getattr(kernels, kernel), types, constants, kernels.WARPS)
+    assert compiled_for_a_chip(getattr(kernels, f"_{name}_kernel"), types, constants, kernels.WARPS)

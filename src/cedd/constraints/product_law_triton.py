@@ -179,85 +179,117 @@ def _hashed(number, place):
 
 
 @triton.jit
-def _walk(own, after, labels, targets, begin, end, u, GREEDY: tl.constexpr, TILE: tl.constexpr):
-    """The transition begin..end - 1 that is drawn in proportion to exp(own[label] + after[target]) by the number u, and
-    how far u is into its interval."""
-    unit, place = tl.full([], float("-inf"), tl.float64), begin
-    total = tl.zeros([], tl.float64)
-    for start in range(begin, end, TILE):
-        edge = start + tl.arange(0, TILE)
-        weight = _weights(own, after, labels, targets, edge, edge < end)
-        higher = tl.max(weight, 0)
-        if higher > unit:
-            place = tl.min(tl.where(weight == higher, edge, end), 0)
-            total *= tl.exp(tl.maximum(unit, LOWEST) - higher)
-            unit = higher
-        total += tl.sum(tl.exp(weight - tl.maximum(unit, LOWEST)), 0)
-    share = u
-    if not GREEDY:
-        goal, before = u * total, tl.zeros([], tl.float64)
-        found = tl.zeros([], tl.int32)
-        for start in range(begin, end, TILE):
-            edge = start + tl.arange(0, TILE)
-            weight = _weights(own, after, labels, targets, edge, edge < end)
-            weight = tl.exp(weight - tl.maximum(unit, LOWEST))
-            until = before + tl.cumsum(weight, 0)
-            beyond = tl.min(tl.where((until > goal) & (weight > 0), edge, end), 0)
-            last = tl.max(tl.where(weight > 0, edge, -1), 0)  # by rounding, the goal can be beyond all
-            taken = tl.where(beyond < end, beyond, last)
-            if (found == 0) & (taken >= 0):
-                here = edge == taken
-                width = tl.sum(tl.where(here, weight, 0.0), 0)
-                left = goal - (tl.sum(tl.where(here, until, 0.0), 0) - width)
-                share = tl.minimum(tl.maximum(left / tl.maximum(width, 1e-300), 0.0), LARGEST_SHARE)
-                place = taken
-                found = (beyond < end).to(tl.int32)
-            before += tl.sum(weight, 0)
-    return place, share
+def _weights(own, only, after, labels, targets, edge, inside):
+    """log weights of some transitions; if `only` is at least 0, the weight of this class is 1, and 0 of others."""
+    label = tl.load(labels + edge, mask=inside, other=0)
+    target = tl.load(targets + edge, mask=inside, other=0)
+    taken = inside & (label == tl.where(only < 0, label, only))
+    return _terms(after, target, taken) + tl.where(only < 0, _terms(own, label, taken), 0.0)
 
 
 @triton.jit
-def _weights(own, after, labels, targets, edge, inside):
-    """log weights of some transitions."""
-    label = tl.load(labels + edge, mask=inside, other=0)
-    target = tl.load(targets + edge, mask=inside, other=0)
-    return _terms(own, label, inside) + _terms(after, target, inside)
+def _put_choices(
+    to, own, only, before, after, u, labels, targets, starts, order, start, states, GREEDY: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The transition that is drawn by the number u in each of the states order[start..start + TILE], in proportion to
+    exp(own[label] + after[target]). The log of the sum of these is known: before[state]."""
+    place = start + tl.arange(0, TILE)
+    exists = place < states
+    begin = tl.load(starts + place, mask=exists, other=0)
+    end = tl.load(starts + place + 1, mask=exists, other=0)
+    state = tl.load(order + place, mask=exists, other=0)
+    unit = tl.maximum(tl.load(before + state, mask=exists, other=0.0), LOWEST)
+    chosen, found, total = begin, tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float64)
+    for depth in range(0, tl.max(end - begin, 0), DEPTH):
+        edge = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
+        weight = _weights(own, only, after, labels, targets, edge, edge < end[:, None])
+        if GREEDY:
+            drawn, last = weight == unit[:, None], begin
+        else:
+            weight = tl.exp(weight - unit[:, None])
+            drawn = (weight > 0) & (total[:, None] + tl.cumsum(weight, 1) > u)
+            last = tl.max(tl.where(weight > 0, edge, 0), 1)  # by rounding, u can be beyond all
+            total += tl.sum(weight, 1)
+        first = tl.min(tl.where(drawn, edge, end[:, None]), 1)
+        chosen = tl.where(found > 0, chosen, tl.where(first < end, first, tl.maximum(chosen, last)))
+        found = tl.maximum(found, (first < end).to(tl.int32))
+    # A state without transitions is only reached if no sequence is possible.
+    tl.store(to + state, tl.where(begin < end, chosen, 0), mask=exists)
+
+
+@triton.jit
+def _last_chosen(chosen, length, PLACES: tl.constexpr):
+    """The last position that is drawn; 0 if none is."""
+    place = tl.arange(0, PLACES)
+    return tl.max(tl.where(tl.load(chosen + place, mask=place < length, other=0) != 0, place, 0), 0)
+
+
+@triton.jit(do_not_specialize=["length", "batch", "classes", "states", "many"])
+def _choose_kernel(
+    edges, used, beta, weights, rows, known, numbers, chosen, labels, targets, starts, order, length, batch, classes,
+    states, many, GREEDY: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """The transition that is drawn in every state, edges [B, L, Q], and the number used for it, [B, L], up to the last
+    position that is drawn. One program for each position."""
+    sequence, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    offset = sequence * length
+    last = _last_chosen(chosen + offset, length, PLACES)
+    if i <= last:
+        place = tl.arange(0, PLACES)
+        marked = tl.load(chosen + offset + place, mask=place < length, other=0) != 0
+        following = tl.min(tl.where(marked & (place >= i), place, last), 0)
+        u = tl.load(numbers + offset + following)
+        u = tl.where(following == i, u, _hashed(u, i.to(tl.int64)))  # see `own_numbers`
+        tl.store(used + offset + i, u)
+        only = tl.load(known + offset + i).to(tl.int32)
+        own = weights + tl.load(rows + offset + i).to(tl.int64) * classes
+        before = beta + (i * batch + sequence) * states
+        after, to = before + batch * states, edges + (offset + i) * states
+        for start in range(0, many, 16):
+            _put_choices(
+                to, own, only, before, after, u, labels, targets, starts, order, start, many, GREEDY, 16, 64
+            )  # fmt: skip
+        for start in range(many, states, 128):
+            _put_choices(
+                to, own, only, before, after, u, labels, targets, starts, order, start, states, GREEDY, 128, 8
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["length", "states"])
+def _follow_kernel(path, edges, chosen, targets, length, states, PLACES: tl.constexpr):
+    """The states path [B, L] that a sequence passes up to its last position that is drawn."""
+    offset, state = tl.program_id(0).to(tl.int64) * length, tl.zeros([], tl.int32)
+    for i in range(_last_chosen(chosen + offset, length, PLACES) + 1):
+        tl.store(path + offset + i, state)
+        state = tl.load(targets + tl.load(edges + (offset + i) * states + state))
 
 
 @triton.jit(do_not_specialize=["length", "batch", "classes", "states"])
 def _draw_kernel(
-    drawn, rest, beta, weights, rows, known, numbers, chosen, labels, targets, starts, rank, length, batch, classes,
-    states, GREEDY: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr,
+    drawn, numbers, path, edges, beta, weights, rows, known, labels, targets, starts, rank, length, batch, classes,
+    states, GREEDY: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Classes [B, L] by numbers [B, L], where chosen [B, L], and how far these are into their intervals [B, L]."""
-    sequence = tl.program_id(0).to(tl.int64)
-    offset = sequence * length
-    place = tl.arange(0, PLACES)
-    marked = tl.load(chosen + offset + place, mask=place < length, other=0) != 0
-    last = tl.max(tl.where(marked, place, -1), 0)
-    state = tl.zeros([], tl.int32)
-    for i in range(last + 1):
-        following = tl.min(tl.where(marked & (place >= i), place, last), 0)
-        u = tl.load(numbers + offset + following)
-        u = tl.where(following == i, u, _hashed(u, tl.full([], i, tl.int64)))
-        only = tl.load(known + offset + i).to(tl.int32)
-        after = beta + ((i + 1) * batch + sequence) * states
-        own = weights + tl.load(rows + offset + i).to(tl.int64) * classes
-        at = tl.load(rank + state)
-        begin, end = tl.load(starts + at), tl.load(starts + at + 1)
-        edge, share = begin, u
-        if only >= 0:
-            for start in range(begin, end, TILE):
-                other = start + tl.arange(0, TILE)
-                label = tl.load(labels + other, mask=other < end, other=-1)
-                edge = tl.maximum(edge, tl.max(tl.where(label == only, other, -1), 0))
-        else:
-            edge, share = _walk(own, after, labels, targets, begin, end, u, GREEDY, TILE)
-        # A state without transitions is only reached if no sequence is possible.
-        edge = tl.where(begin < end, edge, 0)
-        tl.store(drawn + offset + i, tl.load(labels + edge).to(tl.int64))
-        tl.store(rest + offset + i, share)
-        state = tl.load(targets + edge)
+    """Classes [B, L] on paths [B, L], which are -1 after their ends. Numbers become their places in their intervals."""
+    sequence, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = sequence * length + i
+    state = tl.load(path + at)
+    if state >= 0:
+        taken = tl.load(edges + at * states + state)
+        tl.store(drawn + at, tl.load(labels + taken).to(tl.int64))
+        if not GREEDY:
+            only = tl.load(known + at).to(tl.int32)
+            own = weights + tl.load(rows + at).to(tl.int64) * classes
+            before = beta + (i * batch + sequence) * states
+            after, unit = before + batch * states, tl.maximum(tl.load(before + state), LOWEST)
+            left, width = tl.load(numbers + at), tl.zeros([], tl.float64)
+            for start in range(tl.load(starts + tl.load(rank + state)), taken + 1, TILE):
+                edge = start + tl.arange(0, TILE)
+                weight = tl.exp(_weights(own, only, after, labels, targets, edge, edge <= taken) - unit)
+                width = tl.sum(tl.where(edge == taken, weight, 0.0), 0)
+                left -= tl.sum(tl.where(edge < taken, weight, 0.0), 0)
+            share = tl.minimum(tl.maximum(left / tl.maximum(width, 1e-300), 0.0), LARGEST_SHARE)
+            tl.store(numbers + at, share)
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -380,11 +412,16 @@ def draw(
     drawn, rest = rows.new_zeros(batch, length), numbers.new_zeros(batch, length)
     if length and len(edges.label):
         marked = chosen.to(torch.int8).contiguous()
-        given = beta, weights, rows.contiguous(), known.contiguous(), numbers.contiguous(), marked
-        tables = edges.label, edges.target, edges.starts, edges.rank
-        sizes = length, batch, classes, states
-        places = triton.next_power_of_2(length)
-        _launch(_draw_kernel, (batch,), drawn, rest, *given, *tables, *sizes, greedy, 128, places, warps=1)
+        given = beta, weights, rows.contiguous(), known.contiguous()
+        moves, places = (edges.label, edges.target, edges.starts), triton.next_power_of_2(length)
+        each = torch.empty(batch, length, states, dtype=torch.int32, device=beta.device)
+        path, sizes = torch.full_like(rows, -1, dtype=torch.int32), (length, batch, classes, states)
+        asked, grid = (numbers.contiguous(), marked), (batch, length)
+        _launch(
+            _choose_kernel, grid, each, rest, *given, *asked, *moves, edges.state, *sizes, edges.many, greedy, places
+        )
+        _launch(_follow_kernel, (batch,), path, each, marked, edges.target, length, states, places, warps=1)
+        _launch(_draw_kernel, grid, drawn, rest, path, each, *given, *moves, edges.rank, *sizes, greedy, 32, warps=1)
     return drawn, rest
 
 
