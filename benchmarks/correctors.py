@@ -5,12 +5,12 @@
 Misspellings of the test part of the lists in CEDD_DATA/misspellings (--part dev: for choices) are placed in sentences
 of the corpus that the lexicon was not counted on, one per sentence. The other sentences are error-free, or have two
 words joined or one split. Tools that are not installed are skipped and named: pyspellchecker, symspellpy, autocorrect,
-codespell and typos are on PyPI, aspell and hunspell in Debian. jamspell is on PyPI and is built with SWIG 3 (on PyPI:
-swig==3.0.12); --jamspell names the file of its model, which is trained on 600,000 sentences of the corpus if the file
-does not exist. Intervals are by sentence, and the share that each tool fixes is also compared with that
-of the first, by pairs. Speed is in characters per second of CPU time, including that of programs that are started, on
---speed sentences in which one word in fifty is wrong. The results of other tools that --out has for the same sentences
-are kept.
+codespell and typos are on PyPI, aspell and hunspell in Debian. jamspell is on PyPI, is built with SWIG 3 (on PyPI:
+swig==3.0.12), and needs the locale en_US.UTF-8; --jamspell names the file of its model, which is trained on 600,000
+sentences of the corpus if the file does not exist. Intervals are by sentence, and the share that each tool fixes is
+also compared with that of the first, by pairs. Speed is in characters per second of CPU time, including that of
+programs that are started, on --speed sentences in which one word in fifty is wrong. The results of other tools that
+--out has for the same sentences are kept.
 
     python benchmarks/correctors.py --unused
 
@@ -164,14 +164,14 @@ def jamspell(file: Path | None, corpus: Path) -> Correct:
 
     if file is None:
         raise Absent("name the file of its model with --jamspell")
-    tool = package.TSpellCorrector()
     if not file.exists():
         with tempfile.TemporaryDirectory() as folder:
             text, alphabet = Path(folder) / "text", Path(folder) / "alphabet"
             text.write_text("\n".join(training_sentences(corpus, TRAINED_ON)) + "\n", encoding="utf-8")
             alphabet.write_text(string.ascii_lowercase + "'", encoding="utf-8")
-            tool.TrainLangModel(str(text), str(alphabet), str(file))
-    elif not tool.LoadLangModel(str(file)):
+            package.TSpellCorrector().TrainLangModel(str(text), str(alphabet), str(file))
+    tool = package.TSpellCorrector()  # one that has just been trained crashes
+    if not tool.LoadLangModel(str(file)):
         raise Absent(f"{file} is not a model of JamSpell")
     return lambda texts: [tool.FixFragment(text) for text in texts]
 

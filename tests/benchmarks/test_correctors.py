@@ -52,34 +52,45 @@ def test_weights_that_were_not_fitted_are_those_that_the_script_gives(scripts):
         assert {name: weights[row][name] for name in scripts.GIVEN} == scripts.GIVEN
 
 
-def test_what_is_not_installed_is_skipped_by_the_name_of_its_package(scripts, monkeypatch):
+def test_what_is_not_installed_is_skipped_by_the_name_of_its_package(scripts, monkeypatch, tmp_path):
+    options = types.SimpleNamespace(jamspell=None, corpus=tmp_path)
     monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(scripts.shutil, "which", lambda name: None)
     for name, make in scripts.CORRECTORS.items():
         if not name.startswith("cedd"):
             with pytest.raises(scripts.Absent, match=rf"(pip install|there is no program) {name}$"):
-                make()
+                make(options)
 
 
-def test_jamspell_corrects_with_the_model_in_the_data_folder(scripts, monkeypatch, tmp_path):
+def test_jamspell_corrects_with_the_model_in_a_file_which_is_trained_if_it_does_not_exist(
+    scripts, monkeypatch, tmp_path
+):
     class Tool:
+        loaded = False
+
+        def TrainLangModel(self, text, alphabet, path):
+            assert (Path(text).read_text(), Path(alphabet).read_text()[-2:]) == ("A sentence.\n", "z'")
+            return Path(path).write_text("model") > 0
+
         def LoadLangModel(self, path):
-            return Path(path).read_text() == "model"
+            self.loaded = Path(path).read_text() == "model"
+            return self.loaded
 
         def FixFragment(self, text):
+            assert self.loaded
             return text.replace("teh", "the")
 
     module = types.ModuleType("jamspell")
     monkeypatch.setattr(module, "TSpellCorrector", Tool, raising=False)
     monkeypatch.setitem(sys.modules, "jamspell", module)
     monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: module)
-    monkeypatch.setenv("CEDD_DATA", str(tmp_path))
-    (tmp_path / "jamspell").mkdir()
-    (tmp_path / "jamspell" / "en.bin").write_text("other")
+    monkeypatch.setitem(scripts.jamspell.__globals__, "training_sentences", lambda corpus, count: ["A sentence."])
+    with pytest.raises(scripts.Absent, match="--jamspell"):
+        scripts.jamspell(None, tmp_path)
+    (tmp_path / "other").write_text("other")
     with pytest.raises(scripts.Absent, match="is not a model of JamSpell"):
-        scripts.jamspell()
-    (tmp_path / "jamspell" / "en.bin").write_text("model")
-    assert scripts.jamspell()(["teh cat"]) == ["the cat"]
+        scripts.jamspell(tmp_path / "other", tmp_path)
+    assert scripts.jamspell(tmp_path / "model", tmp_path)(["teh cat"]) == ["the cat"]
 
 
 def test_results_of_other_tools_on_the_same_sentences_are_kept(scripts, tmp_path):
