@@ -1,5 +1,8 @@
 """The comparison of versions of the corrector: medians, ratios and what they change differently."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.benchmarks.scripts import definitions
@@ -26,3 +29,14 @@ def test_changes_that_only_one_version_makes_are_counted(scripts):
     other = {"changes": {"text": [[[0, 3, "the"], [4, 8, "from"]], [[1, 2, "a"]]]}}
     assert scripts.differing(one, one) == 0
     assert scripts.differing(one, other) == 3
+
+
+def test_a_process_has_its_own_peak_of_memory(scripts, tmp_path):
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps({"text": ["He walked form the tabel to the door."]}))
+    reserve = bytearray(600_000_000)
+    reserve[::4096] = b"x" * len(reserve[::4096])
+    found = scripts.measured(Path("src"), texts)
+    assert 100 < found["start_mb"] <= found["peak_mb"] < 500
+    assert found["changes"]["text"][0]
+    assert not found["torch"]
