@@ -111,6 +111,9 @@ def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytes
     )
     with pytest.raises(ValueError, match=r"label: invalid choice: 'ye'.*yes"):
         model.generate(label="ye")
+    with pytest.raises(ValueError, match="label: invalid choice: 5; use one of 1, no, yes"):
+        model.generate(label=5)
+    assert model.generate(6, label=1, **how) == texts["1"]
     assert main(["sample", str(made.out), "--label", "maybe"]) == 2
     assert capsys.readouterr().err.startswith("cedd: error: --label: invalid choice: 'maybe'")
 

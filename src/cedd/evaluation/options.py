@@ -59,7 +59,7 @@ class EvaluationOptions:
     imported networks that were trained this way (trained: MDLM, DUO)."""
     max_unknown: float = 0.01
     """Refuse a text if a larger share of its characters is unknown to the tokenizer."""
-    label: str | None = None
+    label: str | int | None = None
     """Condition all sequences on this label, for models trained with --labels."""
     labels: str | None = None
     """Condition each document of the .jsonl on the label in this field. Documents with the same label are joined, as in

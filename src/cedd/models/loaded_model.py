@@ -144,14 +144,14 @@ class LoadedModel:
             raise ValueError("this model was not trained with labels; train one with cedd train --labels FIELD")
         return self.labels
 
-    def conditions(self, label: str | None, count: int) -> dict[str, Tensor]:
+    def conditions(self, label: str | int | None, count: int) -> dict[str, Tensor]:
         """A label as a condition of the network for each of `count` texts."""
         if label is None:
             return {}
-        labels = self.trained_labels
-        if label not in labels:
-            raise ValueError(f"label: invalid choice: {label!r}{suggestion(label, labels)}")
-        return {"label": torch.full((count,), labels.index(label), device=self.device)}
+        labels, name = self.trained_labels, str(label)
+        if name not in labels:
+            raise ValueError(f"label: invalid choice: {label!r}{suggestion(name, labels)}")
+        return {"label": torch.full((count,), labels.index(name), device=self.device)}
 
     def draw(
         self,

@@ -81,7 +81,7 @@ class SamplingOptions:
     exp(confidence / this), as Dream's alg_temp; 0 keeps the most confident ones (default: 0)."""
     corrector: float | Corrector | None = None
     """Strength of the flow-matching corrector (dfm only; 1 in the paper)."""
-    label: str | None = None
+    label: str | int | None = None
     """A label of the model, trained with cedd train --labels; by default, texts of any label."""
     guidance: float | None = None
     """Guidance weight of the condition (a label, the prompt or the given text). 1 is the unguided conditional model;
@@ -205,7 +205,7 @@ class SamplingSettings(TypedDict, total=False):
     threshold: float | None
     place_temperature: float | None
     corrector: float | Corrector | None
-    label: str | None
+    label: str | int | None
     guidance: float | None
     particles: int | None
     batch: int | None

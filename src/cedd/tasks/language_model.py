@@ -276,7 +276,7 @@ class LanguageModel(LoadedModel):
         orders: int = ...,
         seed: int = ...,
         max_unknown: float = ...,
-        label: str | None = ...,
+        label: str | int | None = ...,
     ) -> Perplexity: ...
 
     @overload
@@ -289,7 +289,7 @@ class LanguageModel(LoadedModel):
         orders: int = ...,
         seed: int = ...,
         max_unknown: float = ...,
-        label: str | None = ...,
+        label: str | int | None = ...,
     ) -> list[Perplexity]: ...
 
     def perplexity(
@@ -301,7 +301,7 @@ class LanguageModel(LoadedModel):
         orders: int = ORDERS,
         seed: int = 0,
         max_unknown: float = MAX_UNKNOWN_SHARE,
-        label: str | None = None,
+        label: str | int | None = None,
     ) -> Perplexity | list[Perplexity]:
         """The perplexity per token of a text, or of each text of a list, whose network calls are joined into batches.
         The value of a text does not depend on the others, except for rounding. `Perplexity.bound` is one of:
@@ -365,7 +365,7 @@ class LanguageModel(LoadedModel):
             return 0
         return min(tokens, self.method.block or tokens) if self.writes_blocks else tokens
 
-    def _exact_nats(self, texts: Sequence[Tensor], label: str | None) -> Iterator[float]:
+    def _exact_nats(self, texts: Sequence[Tensor], label: str | int | None) -> Iterator[float]:
         """-log p of each text; texts of equal length are computed together."""
         found: dict[int, float] = {}
         for length in {len(ids) for ids in texts}:
@@ -374,7 +374,7 @@ class LanguageModel(LoadedModel):
             found |= dict(zip(which, self._nats_of_equal_lengths(together, label), strict=True))
         return iter([found[number] for number in range(len(texts))])
 
-    def _nats_of_equal_lengths(self, ids: Tensor, label: str | None) -> list[float]:
+    def _nats_of_equal_lengths(self, ids: Tensor, label: str | int | None) -> list[float]:
         """-log p of texts [B, n]."""
         conditions = self.conditions(label, len(ids))
         total = torch.zeros(len(ids), dtype=torch.float64)
