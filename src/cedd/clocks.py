@@ -491,7 +491,7 @@ class RunningShare(_SharedSchedule):
 
 @dataclass(frozen=True)
 class PowerShare:
-    """A share that can be saved: start + (stop - start) t^power."""
+    """A mask share for `eroulette` that is saved with a model: start + (stop - start) t^power."""
 
     start: float = 0.0
     stop: float = 1.0

@@ -74,7 +74,10 @@ PARAMETERIZATIONS: dict[str, type[Parameterization]] = {}
 
 
 class Parameterization(Part, ABC):
-    """The meaning of outputs [*S, V] at noisy tokens x_t [*S]."""
+    """The meaning of a network's outputs o [*S, V] at noisy tokens x_t [*S].
+
+    It defines the ratios s_y ~ p_t(y) / p_t(x_t) for every token y; a, b, keep and E are those of `Kernel`.
+    """
 
     table: ClassVar[Table] = Table("parameterization", "cedd.parameterization.PARAMETERIZATIONS", PARAMETERIZATIONS)
 

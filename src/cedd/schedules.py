@@ -148,7 +148,7 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """exp(-sigma) = 1 - (1-eps) (1 - cos(pi t / 2)), with 1 - cos(x) = 2 sin(x/2)^2 to keep digits near 0."""
+    """exp(-sigma) = 1 - (1-eps) (1 - cos(pi t / 2)), where 1 - cos(x) is computed as 2 sin(x/2)^2."""
 
     eps: float = 1e-3
 

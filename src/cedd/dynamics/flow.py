@@ -52,7 +52,10 @@ from cedd.row_sums import log_sum_exp
 
 @dataclass(frozen=True)
 class Corrector:
-    """a_s = 1 + strength s^start (1-s)^stop, b_s = a_s - 1, at flow time s = 1 - t (the paper: 1, 1/2, 1/2)."""
+    """The corrector of flow matching: weights a_s and b_s = a_s - 1 of the forward and the backward velocity.
+
+    a_s = 1 + strength s^start (1-s)^stop at flow time s = 1 - t (the paper: 1, 1/2, 1/2).
+    """
 
     strength: float = 1.0
     start: float = 0.5

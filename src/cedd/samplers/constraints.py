@@ -32,7 +32,7 @@ Constraint = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Fixed:
-    """Holds `tokens` at the positions where `where` is true; both [L], or [B, L] with a row per sequence."""
+    """A constraint that fixes `tokens` where `where` is true; both [L], or [B, L] with a row per sequence."""
 
     tokens: Tensor
     where: Tensor

@@ -72,7 +72,7 @@ class TrainResult:
 
 
 class Hooks:
-    """Called by the loop at fixed points. Subclass it, override what you need, and pass an instance to `cedd.train`."""
+    """Methods that the training loop calls. Override what you need, and pass an instance to `cedd.train`."""
 
     def on_start(self, trainer: Trainer) -> None:
         """Before the first step, after a checkpoint has been loaded."""
