@@ -24,6 +24,9 @@ def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, numb
         said = process.stdout.readline()
         assert said.startswith("serving run at http://127.0.0.1:")
         address = said.split()[3]
+        guide = Path(__file__).parents[3].joinpath("docs/guides/serve.md").read_text("utf-8")
+        shown = said.replace("serving run", "serving english, english-char").replace(address, "http://127.0.0.1:8008/")
+        assert f"\n{shown}```" in guide
         assert httpx.post(f"{address}correct", json={"text": "a cqt"}, **IN_THE_CLEAR, timeout=20).status_code == 200
         process.send_signal(number)
         out, log = process.communicate(timeout=20)
