@@ -97,7 +97,7 @@ def test_figures_of_the_page_are_those_of_the_record(out: Path, record: Record):
     for baseline in record["baselines"]:
         assert f"{baseline['name']}{baseline['bits_per_character']:.3f}" in table
     correction = record["correction"]
-    assert f"It fixes {correction['fixed']:,} of {correction['wrong']:,} wrong letters" in shown(text, "correction")
+    assert f"It restores {correction['fixed']:,} of {correction['wrong']:,} wrong letters" in shown(text, "correction")
     assert record["losses"][-1][0] == 60
     assert record["bounds"][-1][0] == 60
 

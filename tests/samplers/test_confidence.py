@@ -205,7 +205,7 @@ def test_a_likelihood_does_not_depend_on_the_other_sequences():
     ("data", "message"),
     [
         (torch.zeros(L, dtype=torch.int64), r"sequences \[B, L\]"),
-        (torch.zeros(1, L), "token ids are integers"),
+        (torch.zeros(1, L), "token ids must be int32 or int64"),
         (torch.full((1, L), V), "the mask is not data"),
     ],
 )

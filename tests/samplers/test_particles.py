@@ -144,7 +144,7 @@ def test_rewards_far_beyond_what_exp_can_hold():
         (lambda: run(2, 1, guesses=0), "number of guesses must be at least 1"),
         (lambda: run(2, 1, strength=math.nan), "must be a finite number"),
         (lambda: run(2, 1, reward=lambda x: [math.nan] + [1.0] * 7), "returned nan or infinity for 1 of 8 texts"),
-        (lambda: run(2, 1, reward=lambda x: [1.0]), "a number for each of 8 texts"),
+        (lambda: run(2, 1, reward=lambda x: [1.0]), "one number for each of the 8 texts"),
         (lambda: run(2, 1, sample={"temperature": 0}), "temperature above 0 and top_p 1"),
         (lambda: run(2, 1, sample={"top_p": 0.9}), "temperature above 0 and top_p 1"),
         (lambda: run(2, 1, sample={"constraint": lambda x: x}), "only supports Fixed constraints"),

@@ -269,7 +269,7 @@ def test_answers_after_a_prompt_that_ends_within_a_block(absorb: cedd.LanguageMo
 def test_answers_of_a_model_that_shuffles_are_ranked_by_whole_blocks(roulette: cedd.LanguageModel) -> None:
     scores = TextLikelihoods(roulette, draws=4)
     assert scores.kind == "joint"
-    pieces = [(len(before), len(piece)) for before, piece in scores._pieces(*scores._encoded("The cat", " sat on."))]
+    pieces = [(len(before), len(piece)) for before, piece in scores._pieces(*scores.encoded("The cat", " sat on."))]
     assert pieces == [(4, 4), (8, 4), (12, 3)]
     found = roulette.log_likelihood("The cat", [" sat", " ran off."], draws=8)
     assert all(math.isfinite(one) and not one.exact for one in found)
@@ -280,7 +280,7 @@ def test_answers_of_a_model_that_shuffles_are_ranked_by_whole_blocks(roulette: c
 def test_a_long_context_is_cut_at_blocks(absorb: cedd.LanguageModel) -> None:
     scores = TextLikelihoods(absorb)
     context, answer = "a" * 50, "b" * 7
-    pieces = [(len(before), len(piece)) for before, piece in scores._pieces(*scores._encoded(context, answer))]
+    pieces = [(len(before), len(piece)) for before, piece in scores._pieces(*scores.encoded(context, answer))]
     assert pieces == [(28 + 2, 2), (28, 4), (28, 1)]
 
 

@@ -96,7 +96,7 @@ def test_an_empty_list_of_shapes_is_refused(suite, capsys):
 @pytest.mark.parametrize("suite", ["train", "sample"])
 def test_a_shape_that_no_machine_holds_is_refused(suite, capsys):
     assert main(["bench", suite, "--shapes", "99999999x99999999"]) == 2
-    assert "at most 16,777,216 positions; 99999999x99999999 has 9,999,999,800,000,001" in capsys.readouterr().err
+    assert "at most 16,777,216 tokens (got 99999999x99999999: 9,999,999,800,000,001)" in capsys.readouterr().err
 
 
 def test_a_llama_type_network_can_be_timed(capsys):

@@ -803,7 +803,7 @@ def test_the_first_model_is_the_default_and_of_correctors_the_first_with_words(r
 def test_models_that_share_a_word_corrector_share_its_network(monkeypatch: pytest.MonkeyPatch):
     """The network is loaded once, not once per model."""
     asked, read = list[NumpyNetwork](), NumpyNetwork.read
-    monkeypatch.setattr(NumpyNetwork, "read", lambda network, given: asked.append(network) or read(network, given))
+    monkeypatch.setattr(NumpyNetwork, "read", lambda network, *given: asked.append(network) or read(network, *given))
     models = {name: load(pretrained_root() / name, "cpu") for name in ("english-char", "english")}
     registry = ModelRegistry(models)
     text = "He had a strang feling that sumthing was rong with teh hous."
