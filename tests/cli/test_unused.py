@@ -102,6 +102,7 @@ CASES = [
             ("--optimizer.schedule constant --optimizer.final-share 0.1", "on a constant optimizer.schedule"),
             ("--optimizer.schedule cosine --optimizer.decay-share 0.1", "unless optimizer.schedule is linear"),
             ("--text.validation RUN/text.txt --text.holdout 0.2", "--text.holdout has no effect with text.validation"),
+            ("--label-dropout 0.3", "--label-dropout has no effect without labels"),
             ("--text.gpt2-files RUN", "--text.gpt2-files has no effect with the tokenizer char"),
             ("--evaluation.samples 0 --evaluation.sample-steps 3", "without evaluation.samples"),
             ("--evaluation.every 0 --evaluation.draws 3", "without evaluation.every"),

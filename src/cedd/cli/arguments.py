@@ -702,7 +702,8 @@ def _asks_for_diffusion(config: TrainConfig, words: list[str]) -> bool:
 def _refuse_unused_settings(config: TrainConfig, preset: TrainConfig) -> None:
     """Raise an error if a setting that the command line changes has no effect together with the others."""
     before = flat(preset)
-    changed = [name for name, value in flat(config).items() if value != before[name] and "." in name]
+    optional = [name for name in before if "." in name or name == "label_dropout"]
+    changed = [name for name, value in flat(config).items() if name in optional and value != before[name]]
     if not changed:
         return
     config.check()
