@@ -66,8 +66,8 @@ def reward(x: torch.Tensor) -> torch.Tensor:
     [
         (1, 3, 0.0, True, 250),
         pytest.param(4, 3, 1.3, True, 80, marks=pytest.mark.slow),
-        (3, 2, -0.7, True, 80),
-        (4, 3, 1.0, False, 250),
+        (3, 2, -0.7, True, 250),
+        (2, 2, 1.0, False, 250),
     ],
 )
 def test_weights_are_unbiased_for_every_text(count, steps, strength, language, runs):
