@@ -275,10 +275,15 @@ def test_figures_on_the_card_of_english_are_those_of_their_commands():
         assert found["texts"] == len(each)
 
 
-def test_the_figures_of_constraints_are_those_of_the_result_file():
-    found = json.loads((ROOT / "benchmarks/results/constraints.json").read_text("utf-8"))
+def test_the_figures_of_constraints_are_those_of_the_result_files():
     page = " ".join((ROOT / "docs/guides/control.md").read_text("utf-8").split())
-    largest = max(one["cost"] for one in found["languages"])
-    assert found["valid"] == found["samples"]
-    assert f"all {found['samples']} samples of `english`" in page
-    assert f"{found['median_cost'] - 1:.0%} slower (median; at most {largest - 1:.0%})" in page
+    for name, device in (("constraints", "a CPU core"), ("constraints-gpu", "an NVIDIA H200")):
+        found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text("utf-8"))
+        cost, (low, high) = (found["cost"][part] for part in ("cost", "interval"))
+        assert f"{cost - 1:.0%} slower [{100 * low - 100:.0f}, {100 * high - 100:.0f}] on {device}" in page
+        rows = found["validity"]["languages"]
+        assert all(row["valid"] == row["samples"] for row in rows)
+    assert (
+        f"for each of {len(rows)} expressions and schemas, {rows[0]['samples']:,} of {rows[0]['samples']:,} samples"
+        in page
+    )
