@@ -166,9 +166,8 @@ def correctors(file: str, kinds: Sequence[str] = KINDS) -> str:
 
 
 def correction_sets() -> str:
-    """The shares of cedd correct on each set of errors."""
+    """The shares of cedd correct on the sets of errors that are not held out."""
     files = {
-        "held out": "correctors-unused.json",
         "seen during development": "correctors.json",
         "seen during development, larger": "correctors-1003.json",
     }
