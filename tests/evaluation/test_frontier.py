@@ -135,7 +135,8 @@ def test_a_frontier_is_drawn_judged_resumed_and_plotted(runs, tmp_path, capsys, 
     given += ["--text", str(book), "--plot", str(plot)]
     assert main(given) == 0
     said = capsys.readouterr()
-    assert "roulette is left out of first-hitting: " in said.err
+    assert "roulette is left out of first-hitting: first-hitting needs tokens that" in said.err
+    assert "use sampler" not in said.err
     found = json.loads(said.out)
     cells = [(cell["run"], cell["sampler"], cell["steps"], cell["temperature"]) for cell in found["cells"]]
     expected = [("absorb", "analytic", 2), ("roulette", "analytic", 2), ("absorb", "first-hitting", 8)]

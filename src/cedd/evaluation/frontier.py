@@ -102,7 +102,8 @@ class Sweep:
             try:
                 chosen.check(run.method, run.process)
             except ValueError as error:
-                refused[f"{name} is left out of {sampler}: {error}"] = None
+                why = str(error).partition("; use ")[0]
+                refused[f"{name} is left out of {sampler}: {why}"] = None
                 continue
             how = sampler if chosen.noisy else chosen.name
             for temperature, top_p in itertools.product(self.temperatures, self.top_ps):
