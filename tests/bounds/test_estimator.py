@@ -417,7 +417,9 @@ def coverage(process: TokenProcess, method: str, repetitions: int, seed: int) ->
     return inside / repetitions, bias, math.sqrt(sum(errors) / repetitions) / spread
 
 
-@pytest.mark.parametrize(("name", "method"), [("absorb", "cedd"), ("roulette", "bayes")])
+@pytest.mark.parametrize(
+    ("name", "method"), [("absorb", "cedd"), pytest.param("roulette", "bayes", marks=pytest.mark.slow)]
+)
 def test_coverage_roughly(name: str, method: str) -> None:
     """40 repetitions: right 95% intervals hold fewer than 33 times once in 1,400, a bias is of 4 once in 16,000,
     and the spread has an error of 11% (the slow tests have 1,000 repetitions, of every cell)."""

@@ -68,7 +68,7 @@ def test_reveal_times_of_time_conditioned_networks_are_integrated():
     assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("timed", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_is_masked_at_zero_is_revealed_together(timed: bool):
     case = JUMPS_AT_ZERO
     model, data = case.model if timed else free(case.process, case.L), everything(case.V, case.L)
