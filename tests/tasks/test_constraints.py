@@ -342,6 +342,8 @@ def test_invalid_labels_and_texts(models, call, message):
         (lambda m: m.particles(reward=5), "reward must be a function of texts .got 5"),
         (lambda m: m.particles(reward=len, strength="a"), "must be a finite number .got 'a'"),
         (lambda m: m.particles(strength=2.0), "strength has no effect without a reward"),
+        (lambda m: m.generate(constraint=lambda x: None), r"must return states of shape \[1, 24\] \(got NoneType\)"),
+        (lambda m: m.generate(constraint=lambda x: x[:, 1:]), r"of shape \[1, 24\] \(got \[1, 23\]\)"),
         (lambda m: m.generate(reward=len), "give their number, for example particles=16"),
     ],
 )

@@ -120,7 +120,14 @@ class SamplingRun:
 
     def constrained(self, x: Tensor) -> Tensor:
         """x after the constraint."""
-        return x if self.constraint is None else self.constraint(x)
+        if self.constraint is None:
+            return x
+        made = self.constraint(x)
+        shape = getattr(made, "shape", None)
+        if shape != x.shape:
+            got = type(made).__name__ if shape is None else list(shape)
+            raise ValueError(f"a constraint must return states of shape {list(x.shape)} (got {got})")
+        return made
 
     def show(self, step: int, t: float, x: Tensor) -> None:
         """Call the callback."""
