@@ -42,7 +42,7 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     assert "cedd train char --data books.txt --out runs/english-char" in card
     assert "| batch | 16 sequences |" in card
     assert "| schedule | log-linear (eps 0.001) |" in card
-    assert "On the first 352 characters of book.txt, 5% of whose letters were replaced" in card
+    assert "Chosen on the first 352 characters of book.txt, with 5% of the letters replaced" in card
     assert not [file for file in out.iterdir() if "somebody" in file.read_text(errors="ignore")]
 
     share = {"share": 0.8125, "low": 0.79, "high": 0.83, "total": 1000}

@@ -170,7 +170,7 @@ def calibrated(loaded: LoadedModel, file: Path, broken: float, seed: int) -> tup
         text = opened.read(CALIBRATION_CHARACTERS)
     found = calibrate(loaded, text, broken=broken, seed=seed)
     words = (
-        f"On the first {len(text):,} characters of {file.name}, 5% of whose letters were replaced: the most fixed with "
-        f"at most {100 * broken:g}% of the right letters broken."
+        f"Chosen on the first {len(text):,} characters of {file.name}, with 5% of the letters replaced: they fix the "
+        f"most errors among the options that change at most {100 * broken:g}% of the correct letters."
     )
     return found.options, words
