@@ -134,6 +134,22 @@ def test_a_server_that_was_not_shut_down_exits_with_1():
     assert answers(START)[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Content-Length: 5\r\n\r\nhello", "is not a JSON object"),
+        (b"Content-Length: 3\r\n\r\n[1]", "is not a JSON object"),
+        (b"Content-Length: 1\r\n\r\n\xff", "is not a JSON object"),
+        (b"Content-Length: -1\r\n\r\n{}", "has no valid Content-Length"),
+        (b"Content-Length: two\r\n\r\n{}", "has no valid Content-Length"),
+        (b"Content-Type: x\r\n\r\n{}", "has no valid Content-Length"),
+    ],
+)
+def test_a_damaged_message_ends_the_server_with_an_error(content, message):
+    with pytest.raises(ValueError, match=f"a message of the language client {message}"):
+        serve(correct, io.BytesIO(content), io.BytesIO(), "1")
+
+
 @given(st.text(st.sampled_from("ab\n\r\N{GRINNING FACE}"), max_size=12), st.data())
 def test_positions_are_in_utf16(text, data):
     offset = data.draw(st.integers(0, len(text)))

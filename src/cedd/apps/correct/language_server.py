@@ -259,13 +259,20 @@ def read_message(stream: BinaryIO) -> JSONObject | None:
             break
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length":
-            size = int(value)
+            size = int(value) if value.strip().isdigit() else None
     if not line:
         return None
     if size is None:
-        raise ValueError("a message of the language client has no Content-Length")
-    content = stream.read(size)
-    return json.loads(content) if len(content) == size else None
+        raise ValueError("a message of the language client has no valid Content-Length")
+    if len(content := stream.read(size)) < size:
+        return None
+    try:
+        message = json.loads(content)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise ValueError("a message of the language client is not a JSON object")
+    return message
 
 
 def serve(correct: Callable[..., Corrected], source: BinaryIO, sink: BinaryIO, version: str) -> int:
