@@ -153,3 +153,7 @@ def test_the_corrector_without_torch_corrects_the_prose_of_a_syntax():
     assert corrector.correct("recieve()  # not recieved", syntax="python") == "recieve()  # not received"
     with pytest.raises(ValueError, match="invalid syntax: 'pyton'"):
         corrector.correct("a", syntax="pyton")
+    with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\] \(got 3\)"):
+        corrector.correct("a", threshold=3)
+    with pytest.raises(ValueError, match="no run or model at englsh; did you mean english"):
+        cedd.WordCorrector("englsh")

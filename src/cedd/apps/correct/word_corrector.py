@@ -10,7 +10,7 @@ from cedd.apps.correct.left_to_right import load_left_to_right, reads_without_to
 from cedd.apps.correct.word_by_word import LazyScores, lexicon_in, reader_in, word_by_word, words_folder
 from cedd.data.text import check_text
 from cedd.models.description import read_description
-from cedd.models.locate import is_model, packaged
+from cedd.models.locate import locate
 from cedd.spelling.changes import Corrected
 
 DEFAULT = "english"
@@ -23,11 +23,11 @@ class WordCorrector:
     is loaded when it is first needed.
 
     Args:
-        model: a packaged model or the folder of a masked transformer with a lexicon.
+        model: a packaged model, or the folder (or owner/name on the hub) of a masked transformer with a lexicon.
     """
 
     def __init__(self, model: str | Path = DEFAULT) -> None:
-        folder = Path(model) if is_model(model) else packaged(str(model))
+        folder = locate(model)
         folder = words_folder(folder, read_description(folder))
         if not can_correct(folder):
             raise ValueError(f"{model} is not a masked transformer with a lexicon; use cedd.load(model).correct")
