@@ -37,7 +37,12 @@ def left(text, syntax):
         ("rst", ">>> code\ncode\n\na\n", "a"),
         ("rst", ":param code: a\n", "a"),
         ("html", '<a href="code">a</a><script>code</script><pre>code</pre> b &amp; c', "a b c"),
-        ("tex", "a \\cite{code} $code$ \\begin{equation}code\\end{equation} \\emph{b}", "a {b}"),
+        ("tex", "a \\cite{code} $code$ \\begin{equation}code\\end{equation} \\emph{b}", "a b"),
+        (
+            "tex",
+            "\\section[code]{A \\textbf{b \\emph{c}} \\cite{code}} d\\footnote{E.} \\color{f} 5\\% \\LaTeX",
+            "A b c d E {f} 5",
+        ),
         ("python", 'code = 1  # a b\ndef code(code: str = "code"): """cc dd"""\n', "a b cc dd"),
         ("python", "# code = code(1)\n# for code in code:\n# import code\n# a b  # noqa: code\n", ""),
         ("python", "x = f'aa bb {code} c'\ny = r'code'\n", "aa bb c"),

@@ -294,10 +294,16 @@ _TEX = re.compile(
     | \\(?:label|ref|eqref|autoref|cref|Cref|pageref|cite\w*|url|href|input|include|includegraphics|usepackage
         |documentclass|bibliography\w*|newcommand|renewcommand|def|lstinline|verb|texttt|mathrm|operatorname)
         \*?(?:\[[^\]]*\])?(?:\{[^{}]*\}|\\\w+)?
-    | \\[A-Za-z@]+\*? | \\. | (?<!\\)\$\$.*?\$\$ | (?<!\\)\$[^$]*\$ | \\\(.*?\\\) | \\\[.*?\\\]
+    | (?<!\\)\$\$.*?\$\$ | (?<!\\)\$[^$]*\$ | \\\(.*?\\\) | \\\[.*?\\\] | \\[^A-Za-z@]
     """,
     re.VERBOSE | re.DOTALL,
 )
+_TEX_COMMAND = re.compile(r"\\[A-Za-z@]+\*?")
+_TEX_TEXT = re.compile(
+    r"(\\(?:(?:sub)*section|(?:sub)?paragraph|chapter|part|title|caption|emph|text(?:bf|it|md|rm|sc|sf|sl|up)|underline|"
+    r"footnote)\*?(?:\[[^\]]*\])?\{)[^{}]*(\})"
+)
+"""A command whose argument is prose; the argument has no braces."""
 _TEX_BLOCK = re.compile(
     r"\\begin\{(equation|align|gather|multline|eqnarray|math|displaymath|verbatim|lstlisting|minted|tikzpicture|"
     r"algorithmic?)(\*?)\}.*?\\end\{\1\2\}",
@@ -307,7 +313,10 @@ _TEX_BLOCK = re.compile(
 
 def _tex(text: str) -> str:
     text = _blank(text, _matches_whole(_TEX_BLOCK, text))
-    return _blank(text, _matches_whole(_TEX, text))
+    text = _blank(text, _matches_whole(_TEX, text))
+    while found := list(_TEX_TEXT.finditer(text)):  # the innermost first
+        text = _blank(text, [match.span(part) for match in found for part in (1, 2)])
+    return _blank(text, _matches_whole(_TEX_COMMAND, text))
 
 
 # ----------------------------------------------------------------------------------------------------------------
