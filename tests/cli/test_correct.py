@@ -648,6 +648,11 @@ def test_a_folder_is_checked(project, capfd):
     assert main(["correct", "docs/built/c.md", "--check"]) == 0
 
 
+def test_a_file_that_is_given_twice_is_checked_once(project, capfd):
+    assert main(["correct", "docs/a.md", "docs", str(project / "docs"), "--check"]) == 1
+    assert len(capfd.readouterr().out.splitlines()) == len(CHECKED.splitlines())
+
+
 def test_a_folder_is_corrected_in_place(project):
     before = {path: path.read_text() for path in project.rglob("*.*") if path.is_file()}
     assert main(["correct", "docs", "--in-place"]) == 0

@@ -156,8 +156,10 @@ def model_and_sources(arguments: Correct, settings: CorrectSettings) -> tuple[st
                 raise UserError("give files by their names or by --file, not both")
             if not (on_files or arguments.json) and (folder := next(filter(is_folder, files), None)) is not None:
                 raise UserError(f"{folder} is a folder; add --check, --diff, --in-place or --json")
-            sources = [source for file in files for source in sources_of(Path(file), settings)]
-            return packaged(DEFAULT_CORRECTOR) if model is None else locate(model), sources
+            sources: dict[str, TextSource] = {}
+            for source in (source for file in files for source in sources_of(Path(file), settings)):
+                sources.setdefault(os.path.realpath(source.name), source)  # "docs/a.md docs" has a file twice
+            return packaged(DEFAULT_CORRECTOR) if model is None else locate(model), list(sources.values())
     name, source = model_and_source(words, arguments.file, DEFAULT_CORRECTOR, 'cedd correct "I hav a speling mistke"')
     return name, [source]
 
