@@ -63,7 +63,7 @@ def hub_failure(error: Exception) -> str:
         return f"the hub answered with status {status}"
     if isinstance(error, ValueError) and not isinstance(error, OSError):  # not a valid name
         return str(error).strip().partition("\n")[0]
-    return f"could not reach the hub ({type(error).__name__})"
+    return "could not reach the hub; check the connection and HF_HUB_OFFLINE"
 
 
 def nearest_path(path: Path) -> Path | None:

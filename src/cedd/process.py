@@ -520,13 +520,13 @@ def _check_ids(x: object, count: int, what: str, hint: str) -> None:
 # The processes of the paper, and one of others
 
 
-def _share(value: float, name: str = "p_m") -> float:
+def _share(value: float, name: str = "p_m", least: float = 0.0) -> float:
     """A share of masking as a plain number, checked."""
     share = float(value)
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1] (got {share!r})")
     if 0.0 < share < _SMALLEST_SHARE:
-        raise ValueError(f"{name} must be in [{_SMALLEST_SHARE:g}, 1] (got {share!r}; uniform() never masks)")
+        least = _SMALLEST_SHARE
+    if not least <= share <= 1.0:
+        raise ValueError(f"{name} must be in [{least:g}, 1] (got {share!r})")
     return share
 
 
@@ -571,9 +571,9 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
         p_m: the share of jumps that mask, in [1e-20, 1]; without masking the process is `uniform`.
         schedule: the mask clock; log-linear by default.
     """
-    share = _share(p_m)
-    if share == 0.0:
-        raise ValueError("roulette with p_m = 0 never masks; use uniform(vocab_size) for that process")
+    if p_m == 0:
+        raise ValueError("p_m = 0 never masks; use the process uniform, or p_m in [1e-20, 1]")
+    share = _share(p_m, least=_SMALLEST_SHARE)
     clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=(1.0 - share) / share)
     return TokenProcess(vocab_size, True, clocks, {"name": "roulette", "p_m": share})
 

@@ -567,7 +567,7 @@ def erratum_eroulette(problem: ToyProblem) -> Iterator[Finding]:
         yield _at_most(f"{name}, {where}", float(rate(grid).min()), 0.0, tolerance=-1e-3)
         found = first_negative(rate)
         yield _equals(
-            f"{name}, the refusal's t", math.nan if refused_at is None else refused_at, found or math.nan, 1e-3
+            f"{name}, t in the error", math.nan if refused_at is None else refused_at, found or math.nan, 1e-3
         )
     always = eroulette(V, mask_share=PowerShare())
     lowest = min(float(always.alpha_rate(grid).min()), float(always.beta_rate(grid).min()))
@@ -584,7 +584,7 @@ def _refused_at(V: int, share: Callable[[Tensor], Tensor]) -> float | None:
 
 
 def erratum_rescaling(problem: ToyProblem) -> Iterator[Finding]:
-    """The values of the rescaled sigma, which acts on unmasked ratios only; roulette's nearly joins at 0.5."""
+    """The values of the rescaled sigma, which acts on unmasked ratios only; nearly continuous at 0.5 for roulette."""
     sigma = torch.tensor([0.0, 1e-4, 0.0015, 0.1, 0.5 - 1e-12, 0.5, 2.0], dtype=torch.float64)
     lifted = [math.log(1.1 * float(s) + 1.1) if s < 0.5 else float(s) for s in sigma]
     floored = [max(float(s), 0.0015) for s in sigma]

@@ -148,7 +148,7 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
         (["--seed", str(2**63)], "seed must be between 0 and 2^63 - 1"),
         (["--model.width", "18", "--model.heads", "4"], "width must be a multiple of 8"),
         (["--model.depth", "0"], "depth must be at least 1"),
-        (["--process.p-m", "2"], "--process.p-m must be in [0, 1] (got 2.0"),
+        (["--process.p-m", "2"], "--process.p-m must be in [1e-20, 1] (got 2.0"),
         (["--optimizer.rate", "nan"], "optimizer.rate must be positive and finite (got nan"),
         (["--optimizer.rate", "inf"], "optimizer.rate must be positive and finite (got inf"),
         (["--optimizer.beta1", "1.5"], "optimizer.beta1 must be in [0, 1) (got 1.5"),

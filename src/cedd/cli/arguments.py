@@ -172,7 +172,7 @@ class Sample(SamplingArguments):
     Generate texts with a trained model.
 
       cedd sample runs/first --length 200                                   with your own model
-      cedd sample --prompt "Born in " --regex "1[89][0-9][0-9]"             in a required form
+      cedd sample --prompt "Born in " --regex "1[89][0-9][0-9]"             in a required format
       cedd sample llada --chat "What is a prime number?"                    the answer of a chat model
     """
 
@@ -265,7 +265,7 @@ class Correct(ModelArguments):
     swaps: float | None = None
     """Expected share of transposed neighbouring letters; 0 turns the search off (default: 0.002)."""
     steps: int | None = None
-    """1: take the most probable token everywhere. More: sample the reverse process in this many steps, without
+    """1: take the most probable token everywhere. Above 1: sample the reverse process in this many steps, without
     transpositions (default: 1)."""
     temperature: float | None = None
     """Sampling temperature with several --steps; 0 takes the most probable token."""
@@ -366,9 +366,9 @@ class Genppl(ModelArguments):
 class Import(CommonArguments):
     """example: cedd import kuleshov-group/mdlm-owt --out mdlm-owt
 
-    Convert a published network: SEDD, MDLM (also of SDTT), BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, SDAR, DiffuGPT or
+    Convert a published network: SEDD, MDLM, SDTT, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, SDAR, DiffuGPT or
     DiffuLLaMA, or an autoregressive one (Llama, SmolLM2, Qwen2, Qwen3), from its config.json and safetensors, or
-    from a GGUF file. The result is a model folder that every command takes. Pickles are refused, and no code from the
+    from a GGUF file. Every command accepts the resulting model folder. Pickles are errors, and no code from the
     repository is run.
     """
 
@@ -378,7 +378,7 @@ class Import(CommonArguments):
     """The folder to write; it must not exist."""
     tokenizer: str | None = None
     """gpt2, bert, a folder with a tokenizer, or none (texts are then token ids). By default the tokenizer in the
-    folder, or that of the released networks if its vocabulary size is the network's."""
+    folder; without one, that of the published networks if the vocabulary sizes agree."""
     mask_id: int | None = None
     """The id of the mask in the original network, if neither its config.json nor its tokenizer has it."""
     revision: str | None = None
@@ -396,7 +396,7 @@ class Export(ModelArguments):
     """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
 
     Write a run as a model folder to share: config.json, weights, tokenizer and a model card (README.md). The result is
-    a model folder that every command takes, and can be exported again. (The example works after cedd quickstart.)
+    a model folder that every command accepts, and can be exported again. (The example works after cedd quickstart.)
 
       cedd spelling my-model --data book.txt --json > book.json             measure it, then
       cedd export my-model --out my-model --results book.json               add the results to its card
@@ -427,9 +427,10 @@ class Export(ModelArguments):
     """Seed of the letters that calibration replaces."""
     correction: tuple[str, ...] = ()
     """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2), for options of cedd correct. They take precedence
-    over calibration, and calibration over MODEL's own. Results with other defaults are removed from the card."""
+    over calibration, and calibration over MODEL's own. Results that were measured with other defaults are removed from
+    the card."""
     words: str | None = None
-    """Name of the packaged model that corrects words for this one."""
+    """Packaged model whose lexicon and network `cedd correct` uses for this model: english."""
     sampling: tuple[str, ...] = ()
     """Defaults of sampling as NAME=VALUE: steps, temperature, top_p."""
     chosen: str | None = None
@@ -581,13 +582,13 @@ ARGUMENTS: Mapping[str, type] = {
 }
 """The dataclass of each command."""
 
-TRAIN_HELP = """usage: cedd train PRESET [OPTIONS]
+TRAIN_HELP = """usage: cedd train [PRESET] [OPTIONS]
 
 example: cedd train char --data python-manual --out runs/first
 
-Train a network on a text file, a folder of text files, a .jsonl, a hub data set (hf:NAME) or python-manual. Options
-change any setting of the preset; cedd train char --help lists them. --seed, --device and --json work as for every
-command. The same command resumes an interrupted run.
+Train a network on a text file, a folder of text files, a .jsonl, a hub data set (hf:NAME) or python-manual (Python's
+manual). Options override the settings of the preset; cedd train char --help lists them. With --from, PRESET may be
+left out. --seed, --device and --json work as for every command. The same command resumes an interrupted run.
 
   cedd train char --data book.txt --out runs/second --method cedd --process uniform --batch.size 64 --steps 5000
   cedd train --from english-char --data book.txt --out runs/third           start from another model's weights
@@ -599,8 +600,8 @@ __PRESETS__"""
 
 ADAPT = "cedd adapt MODEL"
 ADAPT_HELP = """Continue training an autoregressive model as a diffusion model, in minutes on one GPU. MODEL is a run
-with the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network that cedd import has converted. Its network and
-tokenizer are kept. The same command resumes an interrupted run.
+with the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network from cedd import. The result keeps its network and
+tokenizer. The same command resumes an interrupted run.
 
   cedd adapt smollm2 --data corpus --out runs/full --adapt.anneal 0.5          full attention, introduced gradually
   cedd adapt smollm2 --data corpus --out runs/blocks --block 4                 autoregressive over blocks of 4 tokens

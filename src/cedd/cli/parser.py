@@ -206,6 +206,8 @@ def options_of(kind: Any, default: Any = None, path: tuple[str, ...] = (), prefi
         shown = about["metavar"] if positional else f"--{name}"
         title = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].rstrip(".") if path else "options"
         said = helps.get(one.name, "")
+        if _default(one) is None and value is not None:  # the command sets a default of its own
+            said = re.sub(r"By default [^.()]*(?:\([^()]*\)[^.()]*)?\. ?", "", said)
         kinds = positional, about.get("repeated", False)
         yield CommandOption((*path, one.name), shown, hint, value, said, title, about.get("metavar"), *kinds)
 

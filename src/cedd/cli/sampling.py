@@ -74,6 +74,8 @@ def constraints_of(options: ConstraintOptions) -> list[Language]:
     if options.json_schema is not None:
         made = [json_schema(options.json_schema.read_text(encoding="utf-8").strip())]
     if options.choices is not None:
+        if not options.choices:
+            raise UserError("--choices needs at least one text")
         made = [choice(options.choices)]
     for language in made:
         _ = language.automaton  # raises a ValueError if no text satisfies it

@@ -51,14 +51,14 @@ class EvaluationOptions:
     corrector: float | None = None
     """Strength of the flow-matching corrector (dfm only; 1 in the paper)."""
     length: int | None = None
-    """Tokens per sequence (default: as many as the model reads at once)."""
+    """Tokens per sequence (default: the model's context length)."""
     max_sequences: int | None = None
     """Evaluate at most this many sequences, evenly spaced over the data."""
     wrap: Wrap = "none"
     """Put each sequence between the tokens that begin and end a document: for all models (bos-eos), or only for
     imported networks that were trained this way (trained: MDLM, DUO)."""
     max_unknown: float = 0.01
-    """Refuse a text if a larger share of its characters is unknown to the tokenizer."""
+    """Largest share of characters unknown to the tokenizer; a text with more is an error."""
     label: str | int | None = None
     """Condition all sequences on this label, for models trained with --labels."""
     labels: str | None = None
@@ -67,7 +67,7 @@ class EvaluationOptions:
     split: str = "test"
     """Split of an evaluation set."""
     data_root: Path | None = None
-    """Folder of the evaluation sets' files (default: CEDD_DATA, then the hub)."""
+    """Folder of the evaluation sets' files (default: $CEDD_DATA, then the hub)."""
     workers: int = 1
     """Processes for tokenization."""
     batch: int | None = None

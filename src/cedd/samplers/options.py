@@ -74,15 +74,16 @@ class SamplingOptions:
     block_length: int | None = None
     """llada, sdar and threshold samplers: write the text from left to right in parts of this many tokens."""
     threshold: float | None = None
-    """sdar-dynamic and threshold samplers: keep every token whose probability exceeds this (default: 0.85 and
-    0.9)."""
+    """sdar-dynamic and threshold samplers: keep every token whose probability exceeds this (default: 0.85 for
+    sdar-dynamic, 0.9 for threshold)."""
     place_temperature: float | None = None
-    """dream samplers, except dream-origin: draw the positions that are kept, with probability proportional to
-    exp(confidence / this), as Dream's alg_temp; 0 keeps the most confident ones (default: 0)."""
+    """dream samplers, except dream-origin: randomness in the choice of positions to reveal, which have
+    probabilities proportional to exp(confidence / this), as Dream's alg_temp; 0 reveals the most confident (default:
+    0)."""
     corrector: float | Corrector | None = None
     """Strength of the flow-matching corrector (dfm only; 1 in the paper)."""
     label: str | int | None = None
-    """A label of the model, trained with cedd train --labels; by default, texts of any label."""
+    """Label of the texts, for models trained with cedd train --labels; by default, texts of any label."""
     guidance: float | None = None
     """Guidance weight of the condition (a label, the prompt or the given text). 1 is the unguided conditional model;
     larger values follow the condition more closely."""

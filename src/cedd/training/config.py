@@ -203,7 +203,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """The batches of training."""
+    """Training batches."""
 
     size: int = 512
     """Sequences per step, over all ranks and micro-batches."""
@@ -247,7 +247,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AdaptConfig:
-    """Adaptation of an autoregressive network by a diffusion method.
+    """Adaptation of an autoregressive network.
 
     The first four determine how a Llama-type network is converted, the others how any network is trained.
     """
@@ -261,10 +261,11 @@ class AdaptConfig:
     """With --block: the clean tokens of past blocks attend to earlier positions only, as in the autoregressive network,
     instead of to all of their own block."""
     mask_id: int | None = None
-    """The token whose embedding is the mask's; by default the mask gets a new vector."""
+    """Token whose embedding the mask uses; by default the mask gets a new embedding."""
     anneal: float = 0.0
-    """Without --block: the share of the steps in which attention goes from causal to full. Each pair of positions that
-    is not causal is attended to with a probability that rises to 1, one draw per step for the whole batch."""
+    """Without --block: the share of the steps in which attention goes from causal to full. Attention to
+    each later position is allowed with a probability that rises from 0 to 1, drawn once per step for the whole
+    batch."""
     first_block: int | None = None
     """With --block: the block size of the first step, which doubles in equal stages up to --block."""
     growth: float = 0.5
@@ -515,7 +516,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
     ),
     "english-char": _preset(
         "english-char",
-        "the pretrained character-level model for correction, infilling and sampling: minutes on one GPU",
+        "a model like the packaged english-char (correction, infilling, sampling): minutes on one GPU",
         data="corpus",
         method="bayes-star",
         # Half of the noise replaces characters, since a corrector must learn that visible characters may be wrong.
@@ -558,7 +559,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
     ),
     "adapt": _preset(
         "small",
-        "an autoregressive network (--from) as a diffusion model, in minutes on one GPU",
+        "an autoregressive network (--from) further, as a diffusion model, in minutes on one GPU",
         data="corpus",
         text=DataConfig(workers=8),
         optimizer=OptimizerConfig(rate=8e-4, warmup=100, schedule="linear", loss="sum", ema=0.993),
