@@ -347,7 +347,8 @@ def table(records: Mapping[str, Any], shown: Sequence[str] = ()) -> str:
     texts = list(dict.fromkeys(name for record in records.values() for name in record["bits_per_byte"]))
     texts = [name for name in texts if name in shown or not shown]
     titles = {HELD_OUT: "held-out Wikipedia", **SETS}
-    head = ["row", "tokens (M)", "exact, held-out Wikipedia", *(titles.get(name, name) for name in texts)]
+    bounds = [f"{titles.get(name, name)}, at most" for name in texts]
+    head = ["row", "tokens, million", f"{titles[HELD_OUT]}, exact", *bounds]
     lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     for cell, record in records.items():
         found = record["bits_per_byte"]

@@ -247,7 +247,7 @@ def results(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
-SHARES = {"population": "population", "these": "these sequences", "independent": "independent draws"}
+SHARES = {"population": "population", "these": "fixed set", "independent": "independent draws"}
 """What was counted, and the heads of the columns."""
 
 

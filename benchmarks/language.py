@@ -19,7 +19,7 @@ command until they are done):
 
     python benchmarks/language.py --minutes 8 --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf --only \
         cedd-star/absorb/{4,16,1,128} bayes-star/roulette/16 cedd-star/absorb/16@1024
-    python benchmarks/result_tables.py   # writes the measured rows into docs/results/blocks.md
+    python benchmarks/result_tables.py --print blocks   # prints the measured rows
 
 A trained cell is measured once: the bounds `tight`, `j1` and `j2` on five test sets and on the held-out documents of
 each file of the corpus, and samples at several numbers of steps. RESULTS/CELL.npz (RESULTS without .json) keeps the

@@ -45,7 +45,7 @@ blocks of at most 8 tokens:""",
     "blocks-samples": "Generative perplexity and token entropy, with one network call per token:",
     "blocks-speed": "Training step, and sampling with cached keys and values, one network call per token:",
 }
-"""The text above each table of blocks. Without rows, the page has neither."""
+"""The text above each table of blocks. Without rows there is neither."""
 Figures = tuple[float | None, ...]
 PAPER: Mapping[str, Figures] = {
     "sedd/absorb": (70.07, 75.20, 240.43, 74.79, 88.99),

@@ -225,7 +225,7 @@ def all_tables() -> dict[str, dict[str, str]]:
         "samplers.md": sampler_tables(),
         "correction.md": correction_tables(),
         "adaptation.md": adaptation_tables(),
-        "blocks.md": block_tables() | {name: table for name, table in rows.items() if name.startswith("blocks-")},
+        "blocks.md": block_tables() | {name: rows[name] for name in rows if name.startswith("blocks-") and rows[name]},
     }
 
 

@@ -27,6 +27,11 @@ def test_the_tables_of_correction_are_those_of_the_results(script):
     check(script, "correction.md", script.correction_tables())
 
 
+def test_no_place_for_a_table_is_empty():
+    for page in PAGES.glob("*.md"):
+        assert not re.search(r"<!-- ([\w-]+) -->\s*<!-- end of \1 -->", page.read_text("utf-8")), page.name
+
+
 @pytest.mark.slow
 def test_all_tables_are_those_of_the_results(script):
     for page, made in script.all_tables().items():
