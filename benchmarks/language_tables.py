@@ -316,11 +316,15 @@ def _quoted(rows: Rows) -> str:
 
 
 def _perplexity(record: Mapping[str, Any]) -> str:
-    """exp of an estimate ± half of the width of its interval."""
-    nats, low, high = (record[name] for name in ("nats_per_token", "low", "high"))
+    """exp of an estimate ± half of the width of its interval, for the population of the sequences."""
+    nats, error = record["nats_per_token"], record.get("stderr_of_blocks")
     if nats is None:
         return "∞"
-    if low is None or high is None or low == high or math.isinf(exp_or_inf(high)):
+    if error is None:
+        return _exp(nats)
+    half = student_quantile(record["blocks"] - 1) * error
+    low, high = nats - half, nats + half
+    if low == high or math.isinf(exp_or_inf(high)):
         return _exp(nats)
     return f"{_exp(nats)} ± {_plain((exp_or_inf(high) - exp_or_inf(low)) / 2)}"
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -303,7 +304,7 @@ def test_the_page_of_blocks_shows_the_rows_that_there_are(benchmark, cells, tmp_
         (row,) = record["final"]["rows"].values()
         if benchmark.read_cell(cell).block <= 8:
             for bounds in row["texts"].values():
-                bounds["exact"] = bounds["tight"] | {"nats_per_token": 0.0, "low": None}
+                bounds["exact"] = bounds["tight"] | {"nats_per_token": 0.0, "stderr_of_blocks": None}
         record["final"]["speed"] = {"1": {"tokens_per_second": 123.4, "gibibytes": 5.67}}
         record["final"]["training_gibibytes"] = 8.9
         content["cells"][cell] = record
@@ -430,11 +431,18 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
     assert arguments.results.read_bytes() == before
 
 
+def test_the_interval_of_a_perplexity_covers_the_choice_of_sequences(benchmark):
+    """Also where the value for these very sequences is exact."""
+    nats = math.log(100)
+    record = {"nats_per_token": nats, "low": nats, "high": nats, "stderr_of_blocks": 0.01, "blocks": 10_000}
+    assert benchmark._perplexity(record) == "100.0 ± 1.96"
+
+
 def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benchmark):
     """The score entropy of a nearly untrained network is thousands of nats per token, but finite."""
-    estimate = {"nats_per_token": 2500.0, "low": 2400.0, "high": 2600.0}
+    estimate = {"nats_per_token": 2500.0, "low": 2400.0, "high": 2600.0, "stderr_of_blocks": 50.0, "blocks": 1000}
     assert benchmark._perplexity(estimate) == "e^2,500"
-    assert benchmark._perplexity({**estimate, "low": 1.0, "nats_per_token": 1.0}) == "2.72"
+    assert benchmark._perplexity({**estimate, "stderr_of_blocks": 400.0, "nats_per_token": 1.0}) == "2.72"
     assert benchmark._perplexity({**estimate, "nats_per_token": None}) == "∞"
     assert benchmark._j1({"j1": estimate, "tight": {**estimate, "nats_per_token": 0.0}}) == "e^2,500"
     assert benchmark._j1({"tight": {**estimate, "nats_per_token": 0.0}}) == "1.00"
