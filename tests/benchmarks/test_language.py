@@ -256,7 +256,7 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     assert "| sedds − sedd, absorb | not yet |" in printed
     assert "| bayes-star − cedd-star, absorb | not yet |" in printed
     assert "| cedd-star − ceddt, absorb@1024 | not yet |" in printed
-    assert "| dfm/kappa-t2, corrector |" in text
+    assert "| dfm/kappa-t2, corrector |" in printed
     assert "| D3PM@1024 (as the paper quotes it) | 93.5 |" in printed
     with pytest.raises(ValueError, match="has no place for a table"):
         benchmark.write_page(here.results, {"bounds": ""})
