@@ -244,7 +244,7 @@ def test_completion_knows_every_option(helps: dict[str, str]):
 
 BAD = [
     ("evalute", "did you mean 'evaluate'?"),
-    ("train", "a preset comes first"),
+    ("train", "the preset is missing"),
     ("train chra --out o", "did you mean 'char'?"),
     ("train tiny", "--out FOLDER"),
     ("train tiny --out o --method beyes-star", "did you mean 'bayes-star'?"),

@@ -158,7 +158,7 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
         alone = parse("train", said).config
         assert alone == parse("train", ["char", *words[1:]]).config
         assert alone.start == str(first.out)
-    with pytest.raises(ValueError, match="a preset comes first"):
+    with pytest.raises(ValueError, match="the preset is missing"):
         parse("train", words[3:])
 
 

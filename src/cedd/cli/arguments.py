@@ -587,8 +587,8 @@ TRAIN_HELP = """usage: cedd train [PRESET] [OPTIONS]
 example: cedd train char --data python-manual --out runs/first
 
 Train a network on a text file, a folder of text files, a .jsonl, a hub data set (hf:NAME) or python-manual (Python's
-manual). Options override the settings of the preset; cedd train char --help lists them. With --from, PRESET may be
-left out. --seed, --device and --json work as for every command. The same command resumes an interrupted run.
+manual). Options override the settings of the preset; cedd train char --help lists them. With --from, PRESET
+defaults to char. --seed, --device and --json work as for every command. The same command resumes an interrupted run.
 
   cedd train char --data book.txt --out runs/second --method cedd --process uniform --batch.size 64 --steps 5000
   cedd train --from english-char --data book.txt --out runs/third           start from another model's weights
@@ -643,7 +643,7 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
         # the model determines most settings
         name, rest = "char", words
     if not name or name.startswith("-"):
-        raise ValueError(f"a preset comes first, one of {', '.join(PRESETS)}: cedd train char --out runs/first")
+        raise ValueError(f"the preset is missing; use one of {', '.join(PRESETS)}, or --from MODEL")
     if name not in PRESETS:
         raise ValueError(f"invalid preset: {name!r}{suggestion(name, PRESETS)}")
     summary, config = PRESETS[name]

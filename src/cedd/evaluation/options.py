@@ -46,8 +46,8 @@ class EvaluationOptions:
     """Sampling of times: stratified has a smaller error and an interval; independent is the paper's procedure (default:
     stratified)."""
     time_floor: float | None = None
-    """Time at which tight stops and adds the cost of the last step, and at which j1 and j2 are truncated (default:
-    the model's own, and 1e-4)."""
+    """Smallest time: tight adds the cost of one last step from there, j1 and j2 end there (default: the model's own for
+    tight, 1e-4 for j1 and j2)."""
     corrector: float | None = None
     """Strength of the flow-matching corrector (dfm only; 1 in the paper)."""
     length: int | None = None
