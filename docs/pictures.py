@@ -202,8 +202,8 @@ def coverage() -> Figure:
     rows = json.loads((RESULTS / "bound-coverage.json").read_text("utf-8")).values()
     rows = [row for row in rows if row["sequences"] == 64 and row.get("kind", "random") == "random"]
     shares = {
-        "of the population": (BLUE, [row["population"] for row in rows]),
-        "of these sequences": (GREEN, [row["these"] for row in rows]),
+        "for the population": (BLUE, [row["population"] for row in rows]),
+        "for a fixed set": (GREEN, [row["these"] for row in rows]),
         "the paper's estimator": (ORANGE, [row["independent"] for row in rows if row["independent"] is not None]),
     }
     figure, (axis,) = panels(1, 1, (6.4, 2.2))
