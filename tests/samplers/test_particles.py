@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,6 +129,25 @@ def test_systematic_resampling_has_the_right_mean_and_is_within_one():
     assert (np.abs(counts - 4 * shares.numpy()) < 1).all()
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.5])
+def test_particles_that_can_no_longer_satisfy_the_constraint_are_replaced(strength):
+    def network(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """Uniform; after an a, no other is possible."""
+        outputs = torch.zeros(*x.shape, V)
+        outputs[(x == 0).any(1), :, 0] = -math.inf
+        return outputs
+
+    found: list[ParticleSet] = []
+    sampler = Particles(8, reward=(lambda x: (x == 1).sum(1)) if strength else None, strength=strength)
+    sampler = replace(sampler, report=found.append)
+    language = constraint("aaa|bbb", V, L)
+    texts = sample(network, PROCESS, (100, L), method="cedd", sampler=sampler, seeds=range(100), constraint=language)
+    assert (texts == 1).all()
+    normalizers = np.exp([one.log_normalizer for one in found])
+    error = normalizers.std() / 10
+    assert abs(normalizers.mean() - math.exp(strength * L) / V**L) < FALSE_ALARM * error
+
+
 def test_rewards_far_beyond_what_exp_can_hold():
     found = run(8, 3, reward=lambda x: 1e4 * (x == 2).sum(1), strength=2.0)
     for one in found:
@@ -144,6 +164,7 @@ def test_rewards_far_beyond_what_exp_can_hold():
         (lambda: run(2, 1, guesses=0), "number of guesses must be at least 1"),
         (lambda: run(2, 1, strength=math.nan), "must be a finite number"),
         (lambda: run(2, 1, reward=lambda x: [math.nan] + [1.0] * 7), "returned nan or infinity for 1 of 8 texts"),
+        (lambda: run(2, 1, reward=lambda x: x.sum(1) + 2, strength=1e308), "times the reward is infinite"),
         (lambda: run(2, 1, reward=lambda x: [1.0]), "one number for each of the 8 texts"),
         (lambda: run(2, 1, sample={"temperature": 0}), "temperature above 0 and top_p 1"),
         (lambda: run(2, 1, sample={"top_p": 0.9}), "temperature above 0 and top_p 1"),

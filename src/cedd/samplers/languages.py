@@ -352,18 +352,23 @@ class SpanLaws:
         return self._sharpening.temperature == 0
 
     def log_normalizers(self) -> Tensor:
-        """log of the probability that tokens drawn at the masks are in the language, [S]."""
+        """log of the probability that tokens drawn at the masks are in the language, [S]; -inf if none are."""
         totals = torch.zeros(self._size, dtype=torch.float64, device=self._logits.device)
         totals.view(-1)[self._at] = self._logits.double().logsumexp(-1)
-        return self._checked(self.law.log_normalizer - totals.sum(1))
+        found = self._unchecked_law.log_normalizer
+        return torch.where(torch.isneginf(found), found, found - totals.sum(1))
 
     @cached_property
     def law(self) -> ProductLaw:
         """The laws."""
-        law = product_law(self._language, self._weights.view(*self._size, -1), greedy=self._is_greedy)
         if self._weights.device.type == "cpu":
-            self._check(law)
-        return law
+            self._check(self._unchecked_law)
+        return self._unchecked_law
+
+    @cached_property
+    def _unchecked_law(self) -> ProductLaw:
+        """The laws, of which some may have no possible text."""
+        return product_law(self._language, self._weights.view(*self._size, -1), greedy=self._is_greedy)
 
     def _check(self, law: ProductLaw) -> None:
         """Refuse a language without a possible text. On a GPU this is done last, since it waits for the device."""

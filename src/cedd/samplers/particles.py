@@ -16,10 +16,10 @@ tokens of x are known, that proposal has the weight p_k / q_k = Z_k(x_k) / Z_k(x
                                                  `guesses` texts y, in which all masks of x_k are drawn at once, and
                                                  strength r(x) in the end: the sum telescopes, whatever y are
 
-Where the effective sample size falls below half of N, particles are resampled (systematic resampling) in proportion to
-their weights, which are then equal. The mean weight estimates Z without bias; without a reward it is p(language). The
-sampler returns one particle per text, drawn by the weights: its law approaches the target as N grows, and with N = 1
-and no reward it is the tilted law.
+Where the effective sample size falls below half of N, or a weight is 0, particles are resampled (systematic
+resampling) in proportion to their weights, which are then equal. The mean weight estimates Z without bias; without a
+reward it is p(language). The sampler returns one particle per text, drawn by the weights: its law approaches the target
+as N grows, and with N = 1 and no reward it is the tilted law.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cedd.network import Places, flat_places, put_at
 from cedd.process import TokenProcess
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import RevealSampler
-from cedd.samplers.languages import LanguageConstraint
+from cedd.samplers.languages import LanguageConstraint, impossible
 from cedd.samplers.options import Reward
 from cedd.samplers.particle_set import ParticleSet
 from cedd.samplers.random_numbers import RandomNumbers, Use, text_seeds
@@ -139,11 +139,15 @@ class _Filter:
         for k in range(self._steps):
             rows = flat_places(self._x == self._mask)
             outputs = self._outputs(rows)
-            self._weigh(k, rows, outputs)
-            ancestors = self._resample(k)
-            if ancestors is not None:
-                outputs = outputs.view(self._sampler.count, -1, outputs.shape[-1])[ancestors].flatten(0, 1)
-                rows = flat_places(self._x == self._mask)
+            self._log_weights = self._log_weights + self._log_chances(rows, outputs) - self._log_old
+            size = math.inf
+            if bool(torch.isneginf(self._log_weights).any()):
+                size = self._effective_size()
+                rows, outputs = self._resampled(self._steps + k, outputs)  # nothing can be drawn for these particles
+            self._foresee(k, rows, outputs)
+            self._sizes.append(min(size, self._effective_size()))
+            if self._sampler.count > 1 and self._sizes[-1] < LEAST_ESS * self._sampler.count:
+                rows, outputs = self._resampled(k, outputs)
             self._reveal(k, rows, outputs)
             self._run.show(k + 1, float((self._x == self._mask).double().mean()), self._x)
         self._log_weights = self._log_weights - self._log_old
@@ -164,8 +168,7 @@ class _Filter:
             return torch.zeros_like(self._log_weights)
         return self._languages.log_normalizers(self._x, rows, outputs, self._run.sharpening)
 
-    def _weigh(self, k: int, rows: Tensor, outputs: Tensor) -> None:
-        self._log_weights = self._log_weights + self._log_chances(rows, outputs) - self._log_old
+    def _foresee(self, k: int, rows: Tensor, outputs: Tensor) -> None:
         if self._sampler.reward is None:
             return
         texts: list[Tensor] = []
@@ -190,6 +193,8 @@ class _Filter:
         if bad := int((~torch.isfinite(found)).sum()):
             raise ValueError(f"the reward returned nan or infinity for {bad} of {len(texts)} texts; it must be finite")
         tilts = (self._sampler.strength * found).view(-1, self._sampler.count)
+        if not bool(torch.isfinite(tilts).all()):
+            raise ValueError(f"strength {self._sampler.strength:g} times the reward is infinite; reduce the strength")
         promise = tilts.logsumexp(0) - math.log(len(tilts))
         self._log_weights = self._log_weights + promise - self._old_promise
         self._old_promise = promise
@@ -197,21 +202,22 @@ class _Filter:
     def _normalised(self) -> Tensor:
         """The weights as shares, [N]."""
         if not bool(torch.isfinite(self._log_weights).any()):
-            raise ValueError("all particles have weight 0: the network excludes every text of the language")
+            spans = self._languages.spans if self._languages else ()  # without a language, no weight is 0
+            raise impossible(" and ".join(span.name for span in spans))
         return torch.softmax(self._log_weights, 0)
 
-    def _resample(self, k: int) -> Tensor | None:
-        """The ancestors [N] of the particles from now on; None where they stay."""
-        shares, count = self._normalised(), self._sampler.count
-        self._sizes.append(float(1 / shares.square().sum()))
-        if count == 1 or self._sizes[-1] >= LEAST_ESS * count:
-            return None
-        u = float(self._random.uniform(Use.RESAMPLE, k)[0, 0])
-        ancestors = systematic(shares, u)
+    def _effective_size(self) -> float:
+        return float(1 / self._normalised().square().sum())
+
+    def _resampled(self, number: int, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Replace the particles by equally weighted ones: all masks of these, and the outputs there."""
+        count, u = self._sampler.count, float(self._random.uniform(Use.RESAMPLE, number)[0, 0])
+        ancestors = systematic(self._normalised(), u)
         self._log_normalizer += float(self._log_weights.logsumexp(0)) - math.log(count)
         self._log_weights = torch.zeros_like(self._log_weights)
         self._x, self._old_promise = self._x[ancestors], self._old_promise[ancestors]
-        return ancestors
+        outputs = outputs.view(count, -1, outputs.shape[-1])[ancestors].flatten(0, 1)
+        return flat_places(self._x == self._mask), outputs
 
     def _reveal(self, k: int, rows: Tensor, outputs: Tensor) -> None:
         run, masks = self._run, self._x == self._mask
@@ -227,7 +233,7 @@ class _Filter:
 
     def _result(self) -> ParticleSet:
         shares = self._normalised()
-        self._sizes.append(float(1 / shares.square().sum()))
+        self._sizes.append(self._effective_size())
         u = float(self._random.uniform(Use.CHOOSE)[0, 0])
         chosen = min(int(torch.searchsorted(shares.cumsum(0), u * float(shares.sum()), right=True)), len(shares) - 1)
         total = self._log_normalizer + float(self._log_weights.logsumexp(0)) - math.log(len(shares))
