@@ -259,7 +259,7 @@ def test_formats(name, inside, outside):
         ({"type": "array", "minItems": 3, "maxItems": 2}, "at minItems: must be at most maxItems"),
         ({"type": "array", "minItems": -1}, "at minItems: must be an integer, at least 0"),
         ({"type": "string", "maxLength": 10**9}, r"maxLength: must be at most 10,000 \(got 1,000,000,000\)"),
-        ({"enum": [1, math.nan]}, r"at enum: not a JSON value: nan"),
+        ({"enum": [1, math.nan]}, r"^JSON schema at enum: not a JSON value: nan"),
         ({"const": {1, 2}}, "at const: not a JSON value"),
         ({"prefixItems": [True], "minItems": 2}, "at minItems: must be at most the number of prefixItems, 1"),
         ({"type": "object", "minProperties": 2}, "at minProperties: must be 0 or 1"),

@@ -171,6 +171,7 @@ def test_autoregressive_models(tmp_path):
         (lambda m: m.generate(guidance=2.0), "guidance needs a condition"),
         (lambda m: m.generate(guidance=math.nan), "guidance must be a finite number"),
         (lambda m: m.generate(particles=0), "particles must be an integer, at least 1"),
+        (lambda m: m.generate(particles=True), "particles must be an integer, at least 1 .got True"),
         (lambda m: m.generate(reward=len), "give their number, for example particles=16"),
         (lambda m: m.generate(particles=2, sampler="entropy"), "not as entropy does; leave the sampler out"),
         (lambda m: m.infill("a" * 30 + "____", particles=2), "particles need a text of at most 24 tokens"),

@@ -223,8 +223,9 @@ class _SchemaReader:
             types = _types_at(schema, place)
             values = [value for value in values if _is_of(value, types)]
         at = place / ("const" if "const" in schema else "enum")
+        texts = [_json(value, at) for value in values]
         try:
-            return one_text_of(_json(value, at) for value in values)
+            return one_text_of(texts)
         except ValueError as error:
             raise at.error(str(error)) from None
 

@@ -151,7 +151,8 @@ class SamplingOptions:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
     def _check_particles(self) -> None:
-        if self.particles is not None and not (isinstance(self.particles, Integral) and self.particles >= 1):
+        count = self.particles
+        if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or count < 1):
             raise ValueError(f"particles must be an integer, at least 1 (got {self.particles!r})")
         if self.reward is not None and self.particles is None:
             raise ValueError("a reward steers particles; give their number, for example particles=16")
