@@ -57,6 +57,7 @@ CASES = [
         (f"sample RUN/causal {option}", "has no effect with the sampler next-token (method ar)")
         for option in ("--steps 4", "--sampler euler", "--grid jumps")
     ),
+    ("sample RUN/absorb --sampler next-token", "next-token is for autoregressive models, and cedd is not"),
     (
         "sample RUN/absorb --sampler first-hitting --steps 4",
         "--steps has no effect with the sampler first-hitting (method cedd)",

@@ -47,7 +47,8 @@ def check_names(options: SamplingOptions) -> None:
 def refuse_unused_sampling(model: LoadedModel, options: SamplingOptions, usual: SamplingOptions) -> None:
     """Refuse options that have no effect on this model's texts."""
     sampler = get_sampler(options.sampler, model.method)
-    unused = [name for name in sampler.unused if name != "corrector"]  # refused later, with a reason
+    later = "sampler" if options.sampler == sampler.name else "", "corrector"  # refused later, with a reason
+    unused = [name for name in sampler.unused if name not in later]
     unused += [name for name in OWN_OPTIONS if name not in sampler.own_options]
     refuse_unused(options, unused, f"with the sampler {sampler.name} (method {model.method.name})", usual)
 
