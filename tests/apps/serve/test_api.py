@@ -674,6 +674,7 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/v1/completions", {"logprobs": False}, 422, "logprobs must be an integer from 0 to 5"),
         ("/v1/completions", {"frequency_penalty": 1, "best_of": 1}, 422, "frequency_penalty is not supported"),
         ("/v1/completions", {"presence_penalty": 1.0, "logprobs": False}, 422, "presence_penalty is not supported"),
+        ("/v1/completions", {"top_k": 40, "guided_decoding_backend": "auto"}, 422, "top_k is not supported"),
         ("/v1/completions", {"max_token": 5}, 422, "did you mean 'max_tokens'?"),
         ("/infill", {"text": "no gap"}, 422, "no blank to fill"),
         ("/infill", {"text": "a ____{2.5}"}, 422, "the blank '____{2.5}' has no width; write ____{12}"),

@@ -94,6 +94,8 @@ def _seed(seed: int) -> Any:
 def test_suffixes_streams_and_blanks(client: Any, models: ModelRegistry):
     body = {"model": "plain", "prompt": "a", "suffix": "z", "max_tokens": 4, "guided_regex": "[bc]{4}", "seed": 0}
     (text,) = texts(client.post("/v1/completions", json=body))
+    sent_along = {"guided_decoding_backend": "auto", "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert texts(client.post("/v1/completions", json=body | sent_along)) == [text]
     assert re.fullmatch("[bc]{4}", text)
     with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
         events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]

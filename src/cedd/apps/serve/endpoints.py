@@ -41,7 +41,10 @@ MAX_MESSAGES = 256
 MAX_NAME_CHARACTERS = 200
 """Characters of a model's name."""
 UNSUPPORTED = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "presence_penalty": 0}
-"""OpenAI's fields that are not supported, and the values with which they have no effect."""
+UNSUPPORTED |= {"min_p": 0, "repetition_penalty": 1, "skip_special_tokens": True, "top_k": -1}
+"""OpenAI's and vLLM's fields that are not supported, and the values with which they have no effect."""
+IGNORED = ("guided_decoding_backend", "stream_options", "user")
+"""Their fields that never have an effect on a text."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     options = replace(options, stop=end_tokens(model))
     fields.refuse_unsupported(**UNSUPPORTED)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS, None)
-    fields.ignore("user", "stream_options")
+    fields.ignore(*IGNORED)
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     head |= {"model": name, "seed": seed}
@@ -329,7 +332,7 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
     options, seed = requested_sampling(fields, registry, name, limits)
     language = requested_language(fields, limits)
     fields.refuse_unsupported(**UNSUPPORTED, logprobs=False, top_logprobs=0)
-    fields.ignore("user", "stream_options")
+    fields.ignore(*IGNORED)
     fields.end()
     template = chat_template(model, messages, most)
     width, given = len(template.blanks[0]), template.blanks[0].start
