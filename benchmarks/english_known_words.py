@@ -72,7 +72,7 @@ frequent one for words of SCOWL's size 35. Smaller sizes have common words (bake
 the train and dev parts of the misspellings."""
 COMMON, USUAL = 20, 35
 ALWAYS = frozenset(["hi", "id", "ids", "io", "db", "vs", "pr", "qa", "ux", "ui", "ip", "tv", "pc", "ai", "eg", "ie"])
-ALWAYS |= {"wip", "git", "append", "bool", "dedent", "dep", "iff", "inline"}
+ALWAYS |= {"ok", "wip", "git", "append", "bool", "dedent", "dep", "iff", "inline"}
 ALWAYS |= {"char", "cron", "dir", "grep", "int", "log", "stack", "stats"}
 """Listed although they are short or frequent, or are misspellings of other words in the lists: books have them rarely,
 so that "id" became "it"."""

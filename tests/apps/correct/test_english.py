@@ -45,6 +45,7 @@ def test_technical_and_recent_words_are_not_changed(correct):
         "It logs at the expense of stack traces, and a cron job spawns a worker for each log message.",
         "The clunkiness of a microframework and the finickiest autoscaler.",
         "Bake for twenty minutes. Fork the project, then use git to append the ids.",
+        "An ok result",
     ],
 )
 def test_correct_words_stay(correct, text):
