@@ -11,7 +11,6 @@ of a row is the geometric mean over rounds of second / first, with Student's 95%
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -67,13 +66,10 @@ def serve(options: argparse.Namespace) -> None:
     """Answer each row of the standard input with [seconds, calls of the network]."""
     import torch
 
+    from cedd.apps.bench.sample import CountingNetwork, config_from_preset, random_network
     from cedd.process import PROCESSES
     from cedd.samplers import GraphedNetwork, sample
 
-    try:
-        bench: Any = importlib.import_module("cedd.apps.bench.sample")
-    except ImportError:  # where it was before
-        bench = importlib.import_module("cedd.bench.sample")
     batch, length = map(int, options.shape.split("x"))
     device, shape = torch.device(options.device), (batch, length)
     torch.set_num_threads(1)
@@ -82,11 +78,11 @@ def serve(options: argparse.Namespace) -> None:
         pair, _, sampler = line.strip().partition(":")
         if pair not in made:
             process = PROCESSES[pair.partition("/")[2]](options.vocab)
-            make = bench.random_network if hasattr(bench, "random_network") else bench._network  # as it was called
-            model = make(options.preset, process, length, device, 0)
+            sizes = {"vocab_size": process.vocab_size, "has_mask": process.has_mask, "length": length}
+            model = random_network(config_from_preset(options.preset, **sizes), device, 0)
             made[pair] = (GraphedNetwork(model, batch, length) if device.type == "cuda" else model), process
         network, process = made[pair]
-        counting, generator = bench.CountingNetwork(network), torch.Generator().manual_seed(0)
+        counting, generator = CountingNetwork(network), torch.Generator().manual_seed(0)
         how = {"method": pair.partition("/")[0], "sampler": sampler, "steps": options.steps}
         start = _now(device)
         sample(counting, process, shape, generator=generator, device=device, **how)
