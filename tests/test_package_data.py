@@ -191,6 +191,7 @@ def corrected(model, text: str, *given: dict[str, float]) -> list[str]:
     return [str(one) for one in corrections(model, text, [correction_options(model, options) for options in given])]
 
 
+@pytest.mark.slow
 def test_the_model_corrects_transpositions(model):
     """About 20 pairs, in texts of one window; 19 of 20 are corrected in a book (`cedd spelling --mistakes swaps`)."""
     lines = PROSE.splitlines(keepends=True)

@@ -429,6 +429,7 @@ def test_coverage_roughly(name: str, method: str) -> None:
     assert 0.7 < ratio < 1.4
 
 
+@pytest.mark.slow
 def test_the_monte_carlo_error_is_that_of_repetition() -> None:
     """On fixed data: reported against observed over 50 repetitions, whose own error is 10%."""
     process = PROCESSES["roulette"]

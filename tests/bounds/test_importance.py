@@ -154,6 +154,7 @@ class JumpsAtZero(Conditioned):
 JUMPS_AT_ZERO = JumpsAtZero()  # one for all tests, since its law takes a second
 
 
+@pytest.mark.slow
 def test_what_is_masked_at_zero_is_revealed_together():
     case = JUMPS_AT_ZERO
     assert case.law.sum() == pytest.approx(1.0)
@@ -197,6 +198,7 @@ def test_the_bound_falls_with_the_number_of_orders_towards_the_likelihood():
     assert float(found.per_token.sum()) / data.numel() == pytest.approx(values[0])
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_expectation_of_the_bound():
     """500 repetitions with 30 sequences each; a share of 93 to 97% is within two standard errors of 95%."""
     V, L, repetitions, sequences = 2, 3, 500, 30

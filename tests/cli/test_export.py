@@ -80,6 +80,7 @@ def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
         assert f"or top_p=NUMBER (up to 1) (got {wrong!r}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     """Options that are not sought stay, figures of correction with others go, those of perplexity stay."""
     before = {

@@ -356,11 +356,11 @@ def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
 
 
 def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
-    assert main(["infill", run, f"{ESCAPE}____"]) == 0
+    assert main(["infill", run, f"{ESCAPE}____", "--steps", "2"]) == 0
     assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())
     start_server()  # a process forked while threads run may deadlock
     terminal, its = pty.openpty()
-    child = command_on_terminal(["infill", run, f"{ESCAPE}____"], os.ttyname(its))
+    child = command_on_terminal(["infill", run, f"{ESCAPE}____", "--steps", "2"], os.ttyname(its))
     shown = b""
     while select.select([terminal], [], [], 0.05)[0] or child.is_alive():
         shown += os.read(terminal, 4096) if select.select([terminal], [], [], 0)[0] else b""

@@ -40,7 +40,11 @@ def test_sample_can_be_watched(absorb, capsys, tmp_path):
         (["sample", "RUN", "-n", "3", "--batch", "2", "--steps", "4", "--html", "PAGE"], True),
         (["sample", "ABSORB", "--sampler", "first-hitting"], True),
         (["infill", "RUN", "a ____ cat"], True),
-        (["infill", "RUN", "a ____ cat sat on a ____{40} mat" * 2, "-n", "3", "--batch", "2", "--steps", "4"], True),
+        pytest.param(
+            ["infill", "RUN", "a ____ cat sat on a ____{40} mat" * 2, "-n", "3", "--batch", "2", "--steps", "4"],
+            True,
+            marks=pytest.mark.slow,
+        ),
         (["sample", "RUN", "--steps", "4", "--json"], False),
         (["sample", "RUN", "--steps", "4", "--watch"], False),
     ],

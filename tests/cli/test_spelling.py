@@ -33,6 +33,7 @@ def mender(**correction) -> LanguageModel:
     return LanguageModel(replace(setting.folder, config={"correction": correction}), setting.device)
 
 
+@pytest.mark.slow
 def test_both_protocols_as_json(run, book, capsys):
     words = ["spelling", run, "--data", book, "--blocks", "8", "--thresholds", "0.5", "0.1", "--steps", "4"]
     assert main([*words, "--json", "--seed", "3", "--device", "cpu"]) == 0
@@ -99,6 +100,7 @@ def test_ways_share_the_first_reading(monkeypatch):
     assert len(set(texts)) == 3  # q and z are corrected, then only q, then nothing
 
 
+@pytest.mark.slow
 def test_the_bar_moves_on_with_every_reading_and_ends_full():
     model = mender()
     told = []

@@ -47,7 +47,7 @@ def test_a_corrector_belongs_to_flow_matching() -> None:
     for dynamics in (Reversal(), Causal()):
         with pytest.raises(ValueError, match="belongs to flow matching"):
             dynamics.with_corrector(corrector)
-    with pytest.raises(TypeError, match="corrector must be a cedd.Corrector"):
+    with pytest.raises(TypeError, match=r"corrector must be a cedd\.Corrector"):
         Flow().with_corrector(0.5)
 
 

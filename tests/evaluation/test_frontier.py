@@ -376,6 +376,7 @@ def test_a_judge_reads_short_texts_between_masks(tmp_path):
     assert abs(one.nats / 11 - alone.nats_per_token) > 0.01
 
 
+@pytest.mark.slow
 def test_errors_of_a_judge_are_independent_between_texts(runs):
     """64 readings of one text: the scatter of their mean is what their standard errors say, within a factor of 2 (a
     variance of 64 values leaves this range with a probability below 1e-6)."""

@@ -493,7 +493,7 @@ def test_recordings_are_on_the_device_of_their_inputs(monkeypatch: pytest.Monkey
     _capture_stream.cache_clear()
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("cache", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
     """Each given the text before it, with and without the label: as a function of whole texts has it."""
     model, label = network(labels=2), torch.tensor([0, 1, 1])

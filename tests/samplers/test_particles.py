@@ -67,7 +67,7 @@ def reward(x: torch.Tensor) -> torch.Tensor:
     [
         pytest.param(1, 3, 0.0, True, 250, marks=pytest.mark.slow),
         pytest.param(4, 3, 1.3, True, 80, marks=pytest.mark.slow),
-        (3, 2, -0.7, True, 250),
+        pytest.param(3, 2, -0.7, True, 250, marks=pytest.mark.slow),
         (2, 2, 1.0, False, 250),
     ],
 )

@@ -176,6 +176,7 @@ def test_what_is_visibly_no_word_is_read_but_not_changed(tokenizer):
     assert correct(loaded, text, change="all", reach=0) == text.replace("q", "a")
 
 
+@pytest.mark.slow
 def test_words_are_told_apart_in_linear_time():
     """200,000 characters without a blank take a twentieth of a second; in quadratic time they would take minutes."""
     for piece in ("a", ".", "a-", "_-", "\u0301", " `a", "<a ", "{% a"):

@@ -493,7 +493,8 @@ def test_a_perplexity_that_is_no_float64_is_infinite(runs):
     assert result.ci95 == (math.inf, math.inf)
 
 
-@pytest.mark.parametrize("length", [83, *(pytest.param(length, marks=pytest.mark.slow) for length in (32, 64, 160))])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [32, 64, 83, 160])
 def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, length):
     """How far figures of one text scatter from seed to seed, whether it is one block, several, or has a remainder.
 

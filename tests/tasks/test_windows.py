@@ -147,7 +147,7 @@ def test_windows_depend_on_the_blanks_and_not_on_the_text():
 # ---- what comes out -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=4)
 @given(texts(least_length=10, least_start=1), st.sampled_from(["analytic", "first-hitting", "probability"]))
 @example(([range(1, 201)], 201, 16), "analytic")
 @example(([range(1, 3), range(3, 6), range(10, 90), range(97, 98)], 98, 16), "analytic")
@@ -183,7 +183,7 @@ ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é�
 WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     parts=st.lists(st.text(ANY, max_size=30), min_size=2, max_size=5),
     widths=st.lists(st.integers(1, 30), min_size=4, max_size=4),
