@@ -33,7 +33,7 @@ def structure(text: str, syntax: str | None) -> list[str] | None:
         tokens = MarkdownIt("commonmark").enable("table").parse(text)
         return [one.type for token in tokens for one in (token, *(token.children or ()))]
     if syntax == "rst" and importlib.util.find_spec("docutils") is not None:
-        from docutils.core import publish_doctree  # pyright: ignore[reportMissingImports]
+        from docutils.core import publish_doctree  # pyright: ignore
 
         tree = publish_doctree(
             text, settings_overrides={"report_level": 5, "halt_level": 5, "file_insertion_enabled": 0}
