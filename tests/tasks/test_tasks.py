@@ -493,21 +493,23 @@ def test_a_perplexity_that_is_no_float64_is_infinite(runs):
     assert result.ci95 == (math.inf, math.inf)
 
 
+TOO_LARGE = pytest.mark.xfail(reason="the error stated does not count on times that are stratified over the blocks")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [32, 64, 83, 160])
+@pytest.mark.parametrize("length", [32, 64, 83, pytest.param(160, marks=TOO_LARGE)])
 def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, length):
     """How far figures of one text scatter from seed to seed, whether it is one block, several, or has a remainder.
 
-    Of 40 repetitions the standard deviation is within a factor 1.5 of the truth but for one case in a thousand. The
-    error stated may be too large, since it does not count on what is gained by times that are stratified over blocks:
-    of five blocks about twice. Blocks that differ must not widen it, as errors between them would.
+    Of 40 repetitions the standard deviation is within a factor 1.5 of the truth but for one case in a thousand, and
+    the mean error they state is nearer than that; blocks that differ must not widen it, as errors between them would.
     """
     model = load(runs["roulette", "bayes"], device="cpu")
     text = ("the cat sat on the mat, " + "q" * 40 + " zzzz.,.,.," + "TTTT " * 30)[:length]
     found = [model.perplexity(text, draws=8, seed=seed) for seed in range(40)]
     scatter = np.std([one.nats_per_token for one in found], ddof=1)
     stated = np.sqrt(np.mean([one.stderr**2 for one in found]))
-    assert 0.6 < stated / scatter < (2.7 if length == 160 else 1.8)
+    assert 0.6 < stated / scatter < 1.7
     middle = np.mean([one.nats_per_token for one in found])
     inside = [math.log(low) <= middle <= math.log(high) for low, high in (one.ci95 for one in found)]
     assert sum(inside) >= 34  # 38 expected; fewer than 34 in three cases of a thousand

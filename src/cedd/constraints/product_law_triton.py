@@ -219,10 +219,9 @@ def _put_choices(
 
 
 @triton.jit
-def _last_chosen(chosen, length, PLACES: tl.constexpr):
-    """The last position that is drawn; 0 if none is."""
-    place = tl.arange(0, PLACES)
-    return tl.max(tl.where(tl.load(chosen + place, mask=place < length, other=0) != 0, place, 0), 0)
+def _marked(chosen, place, length):
+    """Which of some positions are drawn."""
+    return tl.load(chosen + place, mask=place < length, other=0) != 0
 
 
 @triton.jit(do_not_specialize=["length", "batch", "classes", "states", "many"])
@@ -233,12 +232,9 @@ def _choose_kernel(
     """The transition that is drawn in every state, edges [B, L, Q], and the number used for it, [B, L], up to the last
     position that is drawn. One program for each position."""
     sequence, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    offset = sequence * length
-    last = _last_chosen(chosen + offset, length, PLACES)
-    if i <= last:
-        place = tl.arange(0, PLACES)
-        marked = tl.load(chosen + offset + place, mask=place < length, other=0) != 0
-        following = tl.min(tl.where(marked & (place >= i), place, last), 0)
+    offset, place = sequence * length, tl.arange(0, PLACES)
+    following = tl.min(tl.where(_marked(chosen + offset, place, length) & (place >= i), place, length), 0)
+    if following < length:
         u = tl.load(numbers + offset + following)
         u = tl.where(following == i, u, _hashed(u, i.to(tl.int64)))  # see `own_numbers`
         tl.store(used + offset + i, u)
@@ -260,7 +256,9 @@ def _choose_kernel(
 def _follow_kernel(path, edges, chosen, targets, length, states, PLACES: tl.constexpr):
     """The states path [B, L] that a sequence passes up to its last position that is drawn."""
     offset, state = tl.program_id(0).to(tl.int64) * length, tl.zeros([], tl.int32)
-    for i in range(_last_chosen(chosen + offset, length, PLACES) + 1):
+    place = tl.arange(0, PLACES)
+    end = tl.max(tl.where(_marked(chosen + offset, place, length), place + 1, 0), 0)
+    for i in range(end):
         tl.store(path + offset + i, state)
         state = tl.load(targets + tl.load(edges + (offset + i) * states + state))
 
