@@ -28,6 +28,11 @@ def dream(tmp_path_factory: pytest.TempPathFactory) -> cedd.LanguageModel:
     return cedd.import_model(plain_llama.write(tmp_path_factory.mktemp("dream"), "dream"), device="cpu")
 
 
+@pytest.fixture(scope="module")
+def sdar(tmp_path_factory: pytest.TempPathFactory) -> cedd.LanguageModel:
+    return cedd.import_model(plain_llama.write(tmp_path_factory.mktemp("sdar"), "sdar"), device="cpu")
+
+
 def states_of(model: cedd.LanguageModel, prompts: Tensor, length: int, sampler: Any, **options: Any) -> Tensor:
     """What the sampler has after each step, [n + 1, B, P + length]; masks are V."""
     seen: list[Tensor] = []
@@ -197,6 +202,39 @@ def test_sdars_rules_and_thresholds(
     assert bool((found[len(expected) :] != V).all())
     if threshold is not None:
         assert int((found[1:] != found[:-1]).sum((1, 2)).max()) > (3 if steps else 1)  # so that the threshold matters
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("given", [5, 6, 7])
+@pytest.mark.parametrize("sampler", ["sdar-static", "sdar-dynamic", "sdar-sequential"])
+def test_sdars_steps_share_a_block_even_if_a_prompt_ends_in_it(
+    sdar: cedd.LanguageModel, sampler: str, given: int, steps: int
+) -> None:
+    """`block_diffusion_generate` of SDAR, without the tokens that it overwrites when fewer masks are left."""
+    block, threshold = 4, 0.3
+    x = torch.cat([torch.arange(given), torch.full((12 - given,), MASK)])
+    expected = [x]
+    for start in range(given // block * block, 12, block):
+        here = slice(start, start + block)
+        for step in range(steps):
+            if not bool((masked := x[here] == MASK).any()):
+                break
+            logits = sdar.original_logits(x[None, : start + block])[0, here].double()
+            logits[:, MASK] = -torch.inf
+            confidence, tokens = logits.softmax(-1).max(-1)
+            number = min(block // steps + (step < block % steps), int(masked.sum()))
+            ranked = confidence.masked_fill(~masked, -1.0)
+            kept = masked.nonzero()[:number, 0] if sampler == "sdar-sequential" else ranked.topk(number).indices
+            if sampler == "sdar-dynamic" and int((ranked > threshold).sum()) >= number:
+                kept = (ranked > threshold).nonzero()[:, 0]
+            x = x.clone()
+            x[here][kept] = tokens[kept]
+            expected.append(x)
+    chosen: dict[str, Any] = {"threshold": threshold} if sampler == "sdar-dynamic" else {}
+    prompts = torch.arange(given)[None]
+    found = states_of(sdar, prompts, 12 - given, sampler, steps=steps, exclude=(MASK,), **chosen)[:, 0]
+    found = torch.unique_consecutive(found.masked_fill(found == V, MASK), dim=0)
+    assert torch.equal(found, torch.stack(expected))
 
 
 # ---- whatever the rule ------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ class _Writing:
             seeds=[self.seeds[row][number] for row in _numbers(rows)],
             options=replace(options, x_start=x_start, callback=callback, steps=steps),
             constraint=self._constraint_of(here, rows),
+            is_block=True,
         )
 
     def _network_of(self, here: slice) -> Network:

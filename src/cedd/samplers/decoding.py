@@ -71,6 +71,8 @@ class ConfidenceDecoding(RevealSampler):
         place_temperature: draw which are kept, with probability ∝ exp(confidence / this), without replacement (Dream's
             alg_temp); 0: the most confident ones.
         unsure: tokens whose confidence is always the lowest (LLaDA's confidence_eos_eot_inf).
+        counts_block: with the even schedule, keep the share of a whole block in each step, even if some of the block
+            is given (SDAR).
     """
 
     name: str
@@ -81,6 +83,7 @@ class ConfidenceDecoding(RevealSampler):
     block_length: int | None = None
     place_temperature: float = 0.0
     unsure: tuple[int, ...] = ()
+    counts_block: bool = False
     draws_jointly: ClassVar[bool] = False
 
     @property
@@ -129,7 +132,8 @@ class _Decoding:
         """Steps of a stretch, [B]."""
         self.calls = int((self.per_stretch * stretches).max())
         self.at_first = masked.new_zeros(len(masked), dtype=torch.int64)
-        """Masks of the current stretch at its start, [B]."""
+        """Tokens that are divided among the steps of the current stretch, [B]: its masks at its start, or a block."""
+        self.of_block = run.is_block and sampler.counts_block and sampler.block_length is None
         # As Dream computes them, in float32: how many tokens are kept is a product rounded down.
         self.times = torch.linspace(1, LAST_TIME, run.steps + 1)
 
@@ -157,17 +161,18 @@ class _Decoding:
 
     def _turn(self, masked: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """The candidate masks [B, L], and how many tokens of each text are kept [B]."""
-        kind = self.sampler.schedule
+        run, kind = self.run, self.sampler.schedule
         if kind == "none":
-            present = torch.where(masked, self.stretch, self.run.length).amin(1)
+            present = torch.where(masked, self.stretch, run.length).amin(1)
             return masked & (self.stretch == present[:, None]), masked.any(1).long()
         number, within = step // self.per_stretch, step % self.per_stretch
         candidates = masked & (self.stretch == number[:, None])
         count = candidates.sum(1)
         if kind == "even":
-            self.at_first = torch.where(within == 0, count, self.at_first)
+            divided = torch.full_like(count, run.length) if self.of_block else count
+            self.at_first = torch.where(within == 0, divided, self.at_first)
             extra = within < self.at_first % self.per_stretch
-            return candidates, self.at_first // self.per_stretch + extra.long()
+            return candidates, torch.minimum(self.at_first // self.per_stretch + extra.long(), count)
         if step == self.calls - 1:
             return candidates, count
         kept = count.cpu() * (1 - self.times[step + 1] / self.times[step])
@@ -240,9 +245,9 @@ DECODING_RULES: dict[str, ConfidenceDecoding] = {
         ConfidenceDecoding("dream-maskgit-plus", schedule="dream", sharpened=True),
         ConfidenceDecoding("dream-topk-margin", _margin, "dream", sharpened=True),
         ConfidenceDecoding("dream-entropy", _negative_entropy, "dream", sharpened=True),
-        ConfidenceDecoding("sdar-static", sharpened=True),
-        ConfidenceDecoding("sdar-dynamic", sharpened=True, threshold=0.85),
-        ConfidenceDecoding("sdar-sequential", "leftmost"),
+        ConfidenceDecoding("sdar-static", sharpened=True, counts_block=True),
+        ConfidenceDecoding("sdar-dynamic", sharpened=True, threshold=0.85, counts_block=True),
+        ConfidenceDecoding("sdar-sequential", "leftmost", counts_block=True),
         ConfidenceDecoding("threshold", schedule="none", threshold=0.9),
     )
 }

@@ -65,6 +65,8 @@ class SamplingRun:
     constraint: Constraint | None
     shared: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False, repr=False)
     """Values that depend on the process, the method and the options only, computed once for the runs of all blocks."""
+    is_block: bool = False
+    """Whether it draws one block of each text."""
 
     def once(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
         """The value of make(), cached by key and shared with the runs derived from this one."""
