@@ -93,6 +93,25 @@ def test_a_prompt_is_read_without_a_start_token_where_the_tokenizer_adds_none(tm
     assert spoken["add_bos_token"] is False
 
 
+def test_an_answer_ends_where_the_template_ends_it(tmp_path: Path) -> None:
+    """With a token that neither config.json nor the tokenizer lists as an end, as for LLaDA and Dream."""
+    turns = (
+        "{% for one in messages %}<turn>{{ one.content | trim }} <pad> {% if false %}{% break %}{% endif %}{% endfor %}"
+    )
+    folder = published(tmp_path / "llada", "llada", turns)
+    model = cedd.import_model(folder, device="cpu", mask_id=20)
+    assert isinstance(model.tokenizer, JSONTokenizer)
+    assert model.tokenizer.stops == (END, OTHER_END, 0)
+    model.save_pretrained(tmp_path / "ours")
+    assert cedd.load(tmp_path / "ours", device="cpu").tokenizer == model.tokenizer
+    whole = model.generate(30, length=8, seed=1)
+    assert any("<pad>" in text for text in whole)
+    refusing = cedd.import_model(
+        published(tmp_path / "plain", "llada", "{{ messages[3].x.y }}"), device="cpu", mask_id=20
+    )
+    assert refusing.tokenizer.ends == (END, OTHER_END)
+
+
 def test_texts_of_a_batch_end_by_themselves(model: cedd.LanguageModel) -> None:
     together = model.generate(12, length=14, until_end=True, seed=5)
     assert len({len(text.split()) for text in together}) > 1

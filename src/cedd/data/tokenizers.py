@@ -776,6 +776,7 @@ class JSONTokenizer(Tokenizer):
         chat_template: a Jinja template of messages.
         variables: variables of the template, such as bos_token.
         adds_bos: whether an autoregressive network reads the token that begins a document before a prompt.
+        ends_turns: whether the special token that the template writes after an answer ends a text, too.
     """
 
     kind = "tokenizer.json"
@@ -792,6 +793,7 @@ class JSONTokenizer(Tokenizer):
         chat_template: str | None = None,
         variables: Mapping[str, str] | None = None,
         adds_bos: bool = True,
+        ends_turns: bool = False,
     ) -> None:
         import tokenizers  # slow to import, and few need it
 
@@ -810,12 +812,14 @@ class JSONTokenizer(Tokenizer):
                 f"the tokenizer {name} has ids up to {largest}, and the network has {vocab_size} tokens: it is another "
                 "network's"
             )
-        self.bos, self.stops, self.mask_token, self.adds_bos = bos, tuple(stops), mask, adds_bos
+        self.bos, self.mask_token, self.adds_bos = bos, mask, adds_bos
         self.chat_template, self.variables = chat_template, dict(variables or {})
-        self.eos_id = self.stops[0] if self.stops else None
         added = self._tokenizer.get_added_tokens_decoder()
-        special = {token for token, one in added.items() if one.special} - set(self.stops)
-        self.silent = tuple(sorted(special | set(range(vocab_size)) - used))
+        special = {token for token, one in added.items() if one.special}
+        turn = special.intersection(self._after_answer) if ends_turns else ()
+        self.stops = tuple(dict.fromkeys((*stops, *turn)))
+        self.eos_id = self.stops[0] if self.stops else None
+        self.silent = tuple(sorted(special - set(self.stops) | set(range(vocab_size)) - used))
         parts = json.dumps([self.content.get("pre_tokenizer"), self.content.get("normalizer")])
         self.words_begin_with_spaces = "ByteLevel" in parts or "Metaspace" in parts or "\u2581" in parts
         self.lossless = "ByteLevel" in parts and self.content.get("normalizer") is None
@@ -857,7 +861,7 @@ class JSONTokenizer(Tokenizer):
             if isinstance(value, str):
                 variables[name] = value
         own = ids.get(variables.get("eos_token", ""))
-        ends: list[int] = [*([] if own is None else [own]), *(stop for stop in stops if stop != own)]
+        ends: list[int] = [*([] if own is None else [own]), *stops]
         template = config.get("chat_template")
         if isinstance(template, list):  # several, by name
             named = {one["name"]: one["template"] for one in template}
@@ -874,6 +878,7 @@ class JSONTokenizer(Tokenizer):
             chat_template=template,
             variables=variables,
             adds_bos=config.get("add_bos_token") is not False,
+            ends_turns=True,
         )
 
     @property
@@ -940,12 +945,25 @@ class JSONTokenizer(Tokenizer):
     def encode_chat(self, messages: Sequence[JSONMapping]) -> NDArray[np.int64]:
         """Token ids of messages, {"role": ..., "content": ...} each, by the chat template. They end with the beginning
         of the assistant's answer."""
-        text = self.chat_text(messages)
+        return np.array(self._with_special_tokens(self.chat_text(messages)), dtype=np.int64)
+
+    def _with_special_tokens(self, text: str) -> list[int]:
         self._tokenizer.encode_special_tokens = False
         try:
-            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
         finally:
             self._tokenizer.encode_special_tokens = True
+
+    @property
+    def _after_answer(self) -> list[int]:
+        """The token that the template writes after an assistant's message. Networks end their answers with it, and
+        configurations may not list it (LLaDA, Dream)."""
+        answer = "\N{SNOWMAN}"
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        with suppress(ValueError):
+            _, found, after = self.chat_text(messages).rpartition(answer)
+            return self._with_special_tokens(after.strip())[:1] if found else []
+        return []
 
     def chat_text(self, messages: Sequence[JSONMapping]) -> str:
         """The messages as text, by the chat template."""
@@ -957,14 +975,16 @@ class JSONTokenizer(Tokenizer):
         def refuse(message: str) -> None:
             raise jinja2.TemplateError(message)
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         try:
             template = environment.from_string(self.chat_template)
             return template.render(messages=list(messages), add_generation_prompt=True, **self.variables)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # noqa: BLE001 - the template's own operations raise anything
             raise ValueError(f"the chat template of {self.name} refuses these messages: {error}") from None
 
     def decode_run(self, ids: NDArray[np.int64]) -> str:

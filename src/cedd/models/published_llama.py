@@ -737,6 +737,7 @@ def import_gguf(
             chat_template=file.value("tokenizer.chat_template"),
             variables=variables,
             adds_bos=file.value("tokenizer.ggml.add_bos_token", True) is not False,
+            ends_turns=True,
         )
 
     made = family.load(file, description, fitting, device=device, dtype=dtype)
