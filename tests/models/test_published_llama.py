@@ -432,6 +432,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         r"mask_token_id must be a row of the embedding, 0 to 22 \(got 23\)",
     ),
     "experts": ("sdar", {"model_type": "sdar_moe"}, "sdar_moe is a mixture of experts"),
+    "LLaDA-MoE": ("llada", {"num_experts": 64, "hidden_size": 24}, "num_experts is 64; mixtures of experts are not"),
+    "blocks of Dream": ("dream", {"block_size": 32}, "unknown setting block_size = 32, which may change what"),
     "LLaDA2": ("sdar", {"model_type": "llada2_moe"}, "llada2_moe is a mixture of experts"),
     "rows": ("llama", {"vocab_size": 24}, r"model.embed_tokens.weight is \[23, 24\], but config.json requires 24 rows"),
     "depth": ("llama", {"num_hidden_layers": 3}, "lacks model.layers.2.input_layernorm.weight; num_hidden_layers is 3"),

@@ -213,8 +213,8 @@ transformers_version model_type vocab_size embedding_size initializer_range init
 init_device init_fn init_std precision attention_dropout hidden_dropout embedding_dropout residual_dropout embd_pdrop
 attn_pdrop resid_pdrop use_cache return_dict output_attentions output_hidden_states keys_to_ignore_at_inference
 id2label label2id num_labels problem_type task_specific_params gradient_checkpointing is_llama_config
-max_window_layers flash_attention alibi_bias_max attention_layer_norm_with_affine mlp_ratio n_ctx summary_activation
-summary_first_dropout summary_proj_to_labels summary_type summary_use_proj block_size block_length bd_size
+max_window_layers flash_attention flash_attn_varlen alibi_bias_max attention_layer_norm_with_affine mlp_ratio n_ctx
+summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
 fuse_cross_entropy debug ep_size micro_forward skip_checkpoint use_deepep num_logits_to_keep logits_to_keep
 """
 _IGNORED = frozenset(_HARMLESS.split())
@@ -377,7 +377,7 @@ class LlamaFamily:
 
     def check_switches(self, config: Description) -> None:
         """Refuse settings that would change what the network computes."""
-        read = set(vars(self.settings).values()) | {"rope_parameters"}
+        read = {*vars(self.settings).values(), "rope_parameters", *(_BLOCK if "block" in self.attention else ())}
         for name, value in config.values.items():
             if name in _ROPE:
                 _scaling(config, name, self.names is HUGGING_FACE)
@@ -470,7 +470,7 @@ class LlamaFamily:
         return self.gpt2 or (self.qkv_bias and ours.endswith("attention.qkv"))
 
     def _block(self, config: Description) -> int:
-        return config.whole("block_size", "block_length", "bd_size", default=4) if "block" in self.attention else 1
+        return config.whole(*_BLOCK, default=4) if "block" in self.attention else 1
 
     def _mask_row(self, config: Description, tokenizer: Tokenizer, V: int, given: int | None) -> int | None:
         """The row that the mask is read from, if it is known; for an autoregressive network the start token's."""
@@ -488,6 +488,8 @@ class LlamaFamily:
         return row
 
 
+_BLOCK = ("block_size", "block_length", "bd_size")
+"""Settings of the number of tokens of a block."""
 _ROPE = ("rope_scaling", "rope_parameters")
 """Settings of the rotary positions, of older and newer files."""
 
@@ -620,14 +622,17 @@ LLAMA_FAMILIES: tuple[LlamaFamily, ...] = (
         **_MASKS,
     ),
 )
-MIXTURES = ("llada2_moe", "lladamoe", "mixtral", "qwen2_moe", "qwen3_moe", "sdar_moe")
-"""Model types of mixtures of experts, which are refused by name."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Settings of the number of experts: LLaDA-MoE has the same model_type as LLaDA."""
 
 
 def llama_family_of(config: Description, name: str) -> LlamaFamily | None:
     """The family that recognises a config.json, of a folder or hub name; None if none does."""
-    if config.kind in MIXTURES:
+    setting, experts = config.find(*_EXPERTS)
+    if "moe" in config.kind or config.kind == "mixtral":
         raise ValueError(f"{config.source}: {config.get('model_type')} is a mixture of experts, which is not imported")
+    if not _is_off(experts):
+        raise ValueError(f"{config.source}: {setting} is {experts}; mixtures of experts are not imported")
     return next((family for family in LLAMA_FAMILIES if family.recognises(config, name)), None)
 
 
