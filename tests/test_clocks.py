@@ -235,10 +235,10 @@ def test_panels_know_every_partial_integral() -> None:
     torch.testing.assert_close(panels.up_to(torch.cos, x), torch.sin(x), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("count", [0, 1, 300, 3000])
+@pytest.mark.parametrize("count", [0, 1, 100, 3000])
 @pytest.mark.parametrize("low", [0.0, 0.1])
 def test_bisection_ends_at_the_first_number_that_reaches_the_goal(count: int, low: float) -> None:
-    """Whether three halvings are made at once or not; 30 of them leave a billionth."""
+    """Whether several halvings are made at once or not; 30 of them leave a billionth."""
     goal = 2.5 * torch.rand(count, dtype=torch.float64) + low**3 - 0.2
     found = bisect(lambda x: x**3, goal, low, 1.2)
     before = torch.nextafter(found, torch.zeros(()).double())

@@ -18,7 +18,8 @@ from torch import Tensor
 
 Integrand = Callable[[Tensor], Tensor]
 _MAX_HALVINGS = 60
-_FEW = 256
+_AT_ONCE = ((8, 7), (256, 3))
+"""Up to how many goals a bisection halves an interval how many times in one call."""
 
 
 @cache
@@ -111,26 +112,16 @@ def integrate(f: Integrand, lo: float, hi: float, tolerance: float = 1e-12) -> f
 def bisect(rising: Callable[[Tensor], Tensor], goal: Tensor, low: float, high: float, halvings: int = 500) -> Tensor:
     """Where a function that rises on [low, high] reaches each goal, from above.
 
-    A call of the function takes as long for one number as for hundreds: few goals have three halvings at once.
+    A call of the function takes as long for one number as for hundreds: few goals have several halvings at once.
     """
     below, above = torch.full_like(goal, low), torch.full_like(goal, high)
-    at_once, narrowed = (3, _eighth) if goal.numel() <= _FEW else (1, _half)
+    at_once = next((halved for most, halved in _AT_ONCE if goal.numel() <= most), 1)
+    cuts = torch.arange(2**at_once + 1, dtype=goal.dtype, device=goal.device) / 2**at_once
     for _ in range(-(-halvings // at_once)):
-        ends = narrowed(rising, goal, below, above)
+        points = torch.lerp(below[..., None], above[..., None], cuts)
+        place = (rising(points[..., 1:-1]) < goal[..., None]).sum(-1, keepdim=True)
+        ends = points.gather(-1, place).squeeze(-1), points.gather(-1, place + 1).squeeze(-1)
         if torch.equal(ends[0], below) and torch.equal(ends[1], above):  # no number lies between them
             break
         below, above = ends
     return above
-
-
-def _half(rising: Callable[[Tensor], Tensor], goal: Tensor, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    middle = (below + above) / 2
-    is_low = rising(middle) < goal
-    return torch.where(is_low, middle, below), torch.where(is_low, above, middle)
-
-
-def _eighth(rising: Callable[[Tensor], Tensor], goal: Tensor, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    cuts = torch.arange(9, dtype=goal.dtype, device=goal.device) / 8
-    points = torch.lerp(below[..., None], above[..., None], cuts)
-    place = (rising(points[..., 1:-1]) < goal[..., None]).sum(-1, keepdim=True)
-    return points.gather(-1, place).squeeze(-1), points.gather(-1, place + 1).squeeze(-1)

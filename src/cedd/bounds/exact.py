@@ -227,7 +227,7 @@ class Enumerated:
     def axis(self) -> Axis:
         return Axis(self.process, self.stop, self.method.parameterization.kinks(self.process))
 
-    @property
+    @cached_property
     def smallest(self) -> float:
         """The axis's coordinate at which the reverse process is stopped, if its noise goes on to zero."""
         return float(self.axis.coordinate((_SMALLEST_SIGMA,)))
