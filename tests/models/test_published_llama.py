@@ -158,6 +158,9 @@ def test_weights_of_two_bytes_stay_so_and_are_computed_with_in_float32(tmp_path:
 @pytest.mark.parametrize("kind", ["llada", "dream", "diffugpt", "sdar", "qwen2"])
 def test_an_imported_network_is_a_model_folder(tmp_path: Path, kind: str, capsys) -> None:
     theirs, ours = plain_llama.write(tmp_path / "theirs", kind), tmp_path / "ours"
+    for command in (["sample"], ["adapt", "--data", "python-manual", "--out", str(tmp_path / "run")]):
+        assert main([command[0], str(theirs), *command[1:]]) == 2
+        assert "config.json describes a published network; import it with cedd import" in capsys.readouterr().err
     assert main(["import", str(theirs), "--out", str(ours), "--device", "cpu"]) == 0
     assert "23 tokens" in capsys.readouterr().out
     loaded, ids = cedd.load(ours, device="cpu"), ids_of()

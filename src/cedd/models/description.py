@@ -25,6 +25,8 @@ def read_description(path: str | Path) -> JSONObject:
     if not file.is_file():
         raise ValueError(f"no run at {path}: it has no {CONFIG_FILE}")
     config = read_json(file)
+    if "format" not in config and {"model_type", "architectures", "graph"} & config.keys():
+        raise ValueError(f"{file} describes a published network; import it with cedd import")
     if config.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe a model of format {FORMAT}")
     return config

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cedd.data.data_config import DataConfig
+from cedd.models.description import read_description
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, locate
 from cedd.models.transformer_config import SIZES, NetworkOptions, TransformerConfig, wrap_of
 from cedd.names import ALIASES, suggestion
@@ -600,8 +601,8 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
         )
         taken = {name: getattr(own, name) for name in names}
         return dataclasses.replace(config, **taken, text=text)
+    record = read_description(folder)
     with reading(folder / CONFIG_FILE):
-        record = read_json(folder / CONFIG_FILE)
         network, called = record["network"], record["method"]
         method: JSONObject = {"name": called} if isinstance(called, str) else called
         meaning = method.get("parameterization", {})
