@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cedd.data.data_config import DataConfig
-from cedd.models.description import read_description
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, locate
 from cedd.models.transformer_config import SIZES, NetworkOptions, TransformerConfig, wrap_of
 from cedd.names import ALIASES, suggestion
@@ -601,6 +600,8 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
         )
         taken = {name: getattr(own, name) for name in names}
         return dataclasses.replace(config, **taken, text=text)
+    from cedd.models.description import read_description  # imports numpy, which `cedd --help` does not need
+
     record = read_description(folder)
     with reading(folder / CONFIG_FILE):
         network, called = record["network"], record["method"]
