@@ -113,6 +113,18 @@ def test_every_family_computes_what_it_did(tmp_path: Path, name: str) -> None:
     assert float(expected.std()) > 0.5  # so that the tolerance means something
 
 
+@pytest.mark.parametrize("wrapper", ["", "_orig_mod.", "module."])
+def test_buffers_outside_of_the_backbone_are_left_alone(tmp_path: Path, wrapper: str) -> None:
+    """The range of training times of BD3-LM, in a file of the network or of a compiled one."""
+    folder, weights = published(tmp_path / "theirs", "bd3lm, blocks")
+    whole = cedd.import_model(folder, device="cpu").model.state_dict()
+    named = {f"{wrapper}backbone.{one}": value for one, value in weights.items()}
+    named |= {f"{wrapper}sampling_eps_{end}": torch.tensor(0.5) for end in ("min", "max")}
+    ddit.write(folder, CONFIGS["bd3lm, blocks"][0], named)
+    found = cedd.import_model(folder, device="cpu").model.state_dict()
+    assert all(torch.equal(found[one], whole[one]) for one in whole)
+
+
 @pytest.mark.parametrize("name", ["sedd", "mdlm", "bd3lm, blocks"])
 def test_shards_are_one_network(tmp_path: Path, name: str) -> None:
     folder, _ = published(tmp_path / "theirs", name)

@@ -65,7 +65,7 @@ _ON_THE_HUB = [
 PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _EMBEDDING = "vocab_embed.embedding"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_DROPPED = re.compile(r"rotary_emb\..*|sampling_eps_(min|max)|logit_bias")
+_DROPPED = re.compile(r"rotary_emb\..*|(.*\.)?sampling_eps_(min|max)|logit_bias")
 """Buffers that are not imported: rotary angles (computed here), DUO's range of training times, and GIDD's bias."""
 
 
