@@ -14,7 +14,10 @@ from torch import Tensor
 import cedd
 from cedd.cli import main
 from cedd.data.folders import data_root
+from cedd.data.tokenizers import IdTokenizer
+from cedd.models.import_config import Description
 from cedd.models.llama import Llama
+from cedd.models.published_llama import LLAMA_FAMILIES
 from tests.models import plain_llama
 from tests.models.plain_llama import CONFIGS, V
 
@@ -505,6 +508,13 @@ def test_buffers_of_old_files_are_left_alone(tmp_path: Path) -> None:
     weights = plain_llama.random_weights("diffugpt") | seen
     weights["lm_head.weight"] = weights["embed_tokens.weight"].clone()
     cedd.import_model(plain_llama.write(tmp_path / "gpt", "diffugpt", weights), device="cpu")
+
+
+@pytest.mark.parametrize(("width", "row"), [(768, 10541), (1024, 50257)])
+def test_the_masks_of_diffugpt(width: int, row: int) -> None:
+    """Of small and medium, if neither config.json nor a tokenizer has it."""
+    family = next(one for one in LLAMA_FAMILIES if one.name == "DiffuGPT")
+    assert family._mask_row(Description({"n_embd": width}, "config.json", 0), IdTokenizer(50258), 50258, None) == row
 
 
 def test_a_mask_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -482,12 +482,15 @@ class LlamaFamily:
         row = config.get("mask_token_id") if given is None else given
         row = getattr(tokenizer, "mask_token", None) if row is None else row
         if row is None:
-            return self.mask if self.mask is not None and self.mask < V else None
+            released = _MASK_OF_MEDIUM if self.gpt2 and config.get(self.settings.width) == 1024 else self.mask
+            return released if released is not None and released < V else None
         if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < V:
             raise ValueError(f"{config.source}: mask_token_id must be a row of the embedding, 0 to {V - 1} (got {row})")
         return row
 
 
+_MASK_OF_MEDIUM = 50257
+"""The mask of DiffuGPT-medium, a row that GPT-2 does not have."""
 _BLOCK = ("block_size", "block_length", "bd_size")
 """Settings of the number of tokens of a block."""
 _ROPE = ("rope_scaling", "rope_parameters")
