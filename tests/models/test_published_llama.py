@@ -126,8 +126,23 @@ def test_diffugpt_with_the_names_of_gpt2(tmp_path: Path) -> None:
     }
     model, ids = cedd.import_model(plain_llama.write(tmp_path / "a", "diffugpt", weights), device="cpu"), ids_of()
     assert float((model.original_logits(ids) - expected_of("diffugpt", ids)).abs().max()) < TOLERANCE
-    with pytest.raises(ValueError, match=r"has 0 tensors embed_tokens.weight; a network of this family has one"):
-        cedd.import_model(plain_llama.write(tmp_path / "b", "diffugpt", weights, mask_token_id="absent"), device="cpu")
+    plain = plain_llama.write(tmp_path / "b", "diffugpt", weights, mask_token_id="absent")
+    with pytest.raises(ValueError, match="GPT-2 itself is not imported; for DiffuGPT with its tensor names use --mask-id"):
+        cedd.import_model(plain, device="cpu")
+    named = cedd.import_model(plain, device="cpu", mask_id=7)
+    assert torch.equal(named.original_logits(ids), model.original_logits(ids))
+
+
+def test_diffullama_with_the_description_of_llama(tmp_path: Path) -> None:
+    """Its tensors have the prefix of the denoising network."""
+    weights = {
+        name.replace("model.", "denoise_model.", 1): value
+        for name, value in plain_llama.random_weights("diffullama").items()
+    }
+    folder = plain_llama.write(tmp_path / "net", "diffullama", weights, mask_token_id="absent")
+    model, ids = cedd.import_model(folder, device="cpu", mask_id=7), ids_of()
+    assert float((model.original_logits(ids) - expected_of("diffullama", ids)).abs().max()) < TOLERANCE
+    assert network_of(model).options.shift
 
 
 def test_settings_at_their_defaults_may_be_absent(tmp_path: Path) -> None:
@@ -528,3 +543,5 @@ def test_a_mask_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["import", str(folder), "--out", str(tmp_path / "ours"), "--device", "cpu"]) == 2
     assert "import it with --mask-id" in capsys.readouterr().err
     assert network_of(cedd.import_model(folder, device="cpu", mask_id=5)).options.mask_row == 5
+    with pytest.raises(ValueError, match="a Qwen2 network has no mask; remove --mask-id"):
+        cedd.import_model(plain_llama.write(tmp_path / "qwen2", "qwen2"), device="cpu", mask_id=5)

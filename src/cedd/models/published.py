@@ -448,7 +448,7 @@ def import_folder(
         _refuse_pickles(folder)
         chosen = {"device": torch.device(device), "dtype": dtype, "mask_id": mask_id}
         with reading(folder):
-            return _described(llama, import_llama(llama, folder, description, tokenizer, **chosen), source)
+            return _described(*import_llama(llama, folder, description, tokenizer, **chosen), source)
     return _import_ddit(folder, description, tokenizer, source)
 
 

@@ -346,7 +346,9 @@ class LlamaFamily:
         """
         description = replace(description, values={**self.defaults, **description.values})
         self.check_switches(description)
-        names, V = self._placed(files, description)
+        if mask_id is not None and self.method == "ar":
+            raise ValueError(f"{description.source}: a {self.name} network has no mask; remove --mask-id (mask_id=)")
+        names, V = self._placed(files, description, mask_id is not None)
         made = tokenizer(V) if callable(tokenizer) else tokenizer
         row = self._mask_row(description, made, V, mask_id)
         kinds: dict[torch.dtype, FloatType] = {kind: name for name, kind in FLOAT_TYPES.items()}
@@ -432,15 +434,15 @@ class LlamaFamily:
             "tied": self.gpt2 or config.flag(names.tied, default=False),
         }
 
-    def _placed(self, files: TensorFiles, config: Description) -> tuple[Names, int]:
+    def _placed(self, files: TensorFiles, config: Description, has_mask: bool) -> tuple[Names, int]:
         """The names as the files have them, and the number of rows of the embedding."""
         names = self.names
-        if (
-            self.gpt2
-            and _is_marked(config)
-            and not any(one.endswith(f"{names.embedding}.weight") for one in files.shapes)
-        ):
-            names = replace(names, embedding="wte")  # saved as GPT-2; without a mark it may be GPT-2 itself
+        if self.gpt2 and not any(one.endswith(f"{names.embedding}.weight") for one in files.shapes):
+            if not (has_mask or _is_marked(config)):
+                raise ValueError(
+                    f"{files.source}: GPT-2 itself is not imported; for DiffuGPT with its tensor names use --mask-id"
+                )
+            names = replace(names, embedding="wte")
         names = names.in_files(files)
         name = f"{names.embedding}.weight"
         shape = files.shapes[name]
@@ -652,13 +654,16 @@ def import_llama(
     device: torch.device,
     dtype: torch.dtype | None,
     mask_id: int | None,
-) -> ModelFolder:
-    """The network in a folder of safetensors."""
+) -> tuple[LlamaFamily, ModelFolder]:
+    """The network in a folder of safetensors, with its family: DiffuLLaMA has LLaMA's config.json."""
+    files = SafetensorsFiles(folder)
+    if family.name == "Llama" and any(one.startswith("denoise_model.") for one in files.shapes):
+        family = next(one for one in LLAMA_FAMILIES if one.name == "DiffuLLaMA")
 
     def fitting(V: int) -> Tokenizer:
         return _tokenizer(folder, tokenizer, V, description, family)
 
-    return family.load(SafetensorsFiles(folder), description, fitting, device=device, dtype=dtype, mask_id=mask_id)
+    return family, family.load(files, description, fitting, device=device, dtype=dtype, mask_id=mask_id)
 
 
 def _tokenizer(folder: Path, asked: str | Path | None, V: int, config: Description, family: LlamaFamily) -> Tokenizer:
