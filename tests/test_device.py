@@ -140,7 +140,11 @@ def test_the_faked_device_has_no_float64():
 
 @pytest.mark.parametrize(
     ("method", "process", "halves"),
-    [*((*pair, True) for pair in PAIRS), ("cedd", "absorb", False), ("sedd", "roulette", False)],
+    [
+        *(pytest.param(*pair, True, marks=pytest.mark.slow if pair[0] == "cedd" else ()) for pair in PAIRS),
+        ("cedd", "absorb", False),
+        pytest.param("sedd", "roulette", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(method: str, process: str, halves: bool):
     """The same texts; bound, loss and gradient up to float32's rounding."""

@@ -152,7 +152,7 @@ def test_every_method_on_every_process_is_stored(golden: dict[str, Any]) -> None
     assert golden.keys() == set(CASES)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith(" roulette")])  # those are below
 def test_estimates_are_what_they_were(case: str, golden: dict[str, Any]) -> None:
     for name, found in estimates(case).items():
         assert_close(found, golden[case][name])

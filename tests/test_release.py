@@ -75,6 +75,7 @@ def test_the_wheel_has_all_of_the_package(wheel: Path):
     assert {*expected, *map(str, DATA), "cedd/py.typed"} <= set(ZipFile(wheel).namelist())
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
     """Its dependencies are those of the environment that runs the tests: nothing is downloaded."""
     venv.create(tmp_path / "env", symlinks=True)

@@ -31,6 +31,7 @@ def test_changes_that_only_one_version_makes_are_counted(scripts):
     assert scripts.differing(one, other) == 3
 
 
+@pytest.mark.slow
 def test_a_process_has_its_own_peak_of_memory(scripts, tmp_path):
     texts = tmp_path / "texts.json"
     texts.write_text(json.dumps({"text": ["He walked form the tabel to the door."]}))

@@ -65,6 +65,7 @@ def test_consecutive_blocks_can_be_measured(tmp_path: Path, monkeypatch: pytest.
     assert "--start 100000 with --blocks 2: the set has" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_finished_rounds_are_written_and_time_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """A round of k orders takes k seconds on this clock."""
     monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))

@@ -47,10 +47,10 @@ class TimeFree:
         return self.model(x, torch.ones_like(sigma))
 
 
-@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("timed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_resampled_orders_have_the_likelihood_as_their_mean_weight(timed: bool):
-    """1,000 repetitions; most of them resample."""
-    process, x, count = cedd.absorb(3), torch.tensor([[0, 2, 1, 1]]), 1000
+    """600 repetitions; most of them resample."""
+    process, x, count = cedd.absorb(3), torch.tensor([[0, 2, 1, 1]]), 600
     network = random_network(process, 4, seed=2, size=2.0)
     model = network if timed else TimeFree(network)
     exact = float((-cedd.exact_likelihood(model, process, x, range(4), method="cedd")).exp())

@@ -342,7 +342,7 @@ def test_a_denoiser_as_it_is_stops_short_and_its_bound_is_true() -> None:
     ]
 
 
-@pytest.mark.parametrize("method", ["cedd", "bayes"])
+@pytest.mark.parametrize("method", [pytest.param("cedd", marks=pytest.mark.slow), "bayes"])
 def test_costs_that_grow_like_a_root_have_a_finite_bound(method: str) -> None:
     """On hybrid(0.99) clean tokens cost as much as 100/sqrt(t): more than a thousandth of 1/t even at t = 1e-10,
     and yet integrable. Ratios that grow like 1/t are not, there either."""
@@ -355,7 +355,7 @@ def test_costs_that_grow_like_a_root_have_a_finite_bound(method: str) -> None:
     assert estimate_bound(model, process, data, method="sedds", time_floor=0.0).nats_per_token == math.inf
 
 
-@pytest.mark.parametrize(("p_m", "method"), itertools.product((0.05, 0.1), ("sedd", "sedds", "bayes")))
+@pytest.mark.parametrize(("p_m", "method"), covering(itertools.product((0.05, 0.1), ("sedd", "sedds", "bayes"))))
 def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> None:
     """What ratios of the network's own cost there is no multiple of keep, which is e^-138 at the end."""
     process = cedd.roulette(V, p_m)
@@ -513,7 +513,9 @@ def transformer() -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("method", ["sedd", "cedd", "bayes", "dfm", "ar"])
+@pytest.mark.parametrize(
+    "method", ["sedd", "dfm", "ar", *(pytest.param(one, marks=pytest.mark.slow) for one in ("cedd", "bayes"))]
+)
 def test_chunks_of_rows_give_what_dense_outputs_give(
     transformer: Transformer, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

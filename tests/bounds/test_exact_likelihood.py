@@ -31,8 +31,7 @@ def free(process: cedd.TokenProcess, length: int, size: float = 2.0) -> TimeFree
     return model
 
 
-@pytest.mark.parametrize("size", [0.5, 2.0, 8.0])
-@pytest.mark.parametrize(("V", "L"), [(3, 4), (2, 5)])
+@pytest.mark.parametrize(("V", "L", "size"), [(3, 4, 0.5), (3, 4, 8.0), (2, 5, 2.0)])
 def test_the_recursion_is_the_mean_over_all_orders(V: int, L: int, size: float):
     process = cedd.absorb(V)
     model, data = free(process, L, size), everything(V, L)

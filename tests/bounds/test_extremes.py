@@ -90,7 +90,7 @@ def test_what_float64_cannot_resolve_is_refused_when_it_is_made(make, message: s
 # ---- costs at clean tokens --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nats", [15.0, 20.0, 40.0, 70.0])
+@pytest.mark.parametrize("nats", [15.0, 40.0, 70.0])
 def test_a_belief_near_zero_has_a_finite_bound(nats: float) -> None:
     """-log softmax(-nats, 0, 0)[0]. Four standard errors, as above."""
     outputs = torch.tensor([-nats, 0.0, 0.0], dtype=torch.float64)

@@ -311,19 +311,8 @@ def test_no_text_at_a_terminal_is_said(words, example, shelf, run, capsys, monke
     assert f"no text was given: {example}, a FILE, or - to type it" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory) -> list[str]:
-    """What a process of its own prints that corrects each text with the package's model, then one with a run's."""
-    run = save_random(tmp_path_factory.mktemp("imported") / "run")
-    code = (
-        "import os, sys; from cedd.cli import main\n"
-        "threads = lambda: len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/task') else 1\n"
-        f"for text in {DOUBTED!r}:\n"
-        " assert main(['correct', text, '--device', 'cpu']) == 0\n"
-        " print('torch' in sys.modules, threads())\n"
-        f"assert main(['correct', {str(run)!r}, 'teh cat', '--device', 'cpu']) == 0\n"
-        f"print('torch' in sys.modules, [name for name in {HEAVY!r} if name in sys.modules])"
-    )
+def printed_by(code: str) -> list[str]:
+    """The lines that a process of its own prints."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -331,15 +320,28 @@ DOUBTED = ["I hav a speling mistke", "He walked form the tabel"]
 HEAVY = ("matplotlib", "transformers", "huggingface_hub", "torch._dynamo", "torch._inductor", "triton", "PIL")
 
 
-def test_correcting_imports_nothing_that_it_does_not_need(imported):
+@pytest.mark.slow
+def test_correcting_with_a_run_imports_nothing_that_it_does_not_need(tmp_path):
     """What makes the first answer late: none of these is needed to correct a line."""
-    assert imported[-1] == "True []"
+    code = (
+        "import sys; from cedd.cli import main\n"
+        f"assert main(['correct', {str(save_random(tmp_path / 'run'))!r}, 'teh cat', '--device', 'cpu']) == 0\n"
+        f"print('torch' in sys.modules, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert printed_by(code)[-1] == "True []"
 
 
-def test_torch_is_not_imported_and_no_thread_is_started(imported):
+def test_torch_is_not_imported_and_no_thread_is_started():
     """And what is written is what the loaded model writes."""
+    code = (
+        "import os, sys; from cedd.cli import main\n"
+        "threads = lambda: len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/task') else 1\n"
+        f"for text in {DOUBTED!r}:\n"
+        " assert main(['correct', text, '--device', 'cpu']) == 0\n"
+        " print('torch' in sys.modules, threads())"
+    )
     model = load("english", "cpu")
-    assert imported[:4] == [line for text in DOUBTED for line in (model.correct(text), "False 1")]
+    assert printed_by(code) == [line for text in DOUBTED for line in (model.correct(text), "False 1")]
 
 
 # ---- files ------------------------------------------------------------------------------------------------------

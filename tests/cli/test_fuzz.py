@@ -32,7 +32,7 @@ from cedd.cli.arguments import ARGUMENTS
 from cedd.cli.parser import options_of
 from tests.tasks.models import save_random
 
-PARTS, DEFAULT = 8, 3
+PARTS, DEFAULT = 16, 3
 """The number of parts that the inputs are divided into, and the number of parts in the default run."""
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def generic(line: str) -> str:
 @pytest.mark.parametrize("part", range(DEFAULT))
 def test_bad_input_ends_in_one_line_and_costs_no_file(part: int, world: Path, tmp_path: Path):
     every = inputs(world)
-    assert len(every) * DEFAULT >= 500 * PARTS
+    assert len(every) * DEFAULT >= 250 * PARTS
     messages = set[str]()
     assert survey(world, tmp_path, every[part::PARTS], messages) == {}
     unknown = {line for line in messages - known_messages() if not OF_THE_MACHINE.search(line)}

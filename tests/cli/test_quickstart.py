@@ -109,6 +109,7 @@ def test_it_learns(record: Record):
     assert record["bounds"][-1][1] < record["bounds"][0][1] - 0.5
 
 
+@pytest.mark.slow
 def test_the_same_command_again_finishes_with_the_same_figures(
     out: Path, record: Record, capsys: pytest.CaptureFixture[str]
 ):

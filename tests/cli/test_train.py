@@ -269,6 +269,7 @@ def test_a_signal_saves_and_is_the_exit_code(words: Words, out: Path, tmp_path: 
     assert checkpoint_steps(out)[-1] == result["step"] + 1
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_costs_nothing(words: Words, out: Path):
     """Its window is closed: SIGHUP, and every word to the terminal is an error from then on."""
     start_server()

@@ -87,7 +87,9 @@ def few_tokens(tokenizer: Tokenizer) -> list[int]:
     return list(range(min(tokenizer.vocab_size, 16)))
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "padded-bert" else ()) for name in TOKENIZERS]
+)
 def test_matches_the_sequences_whose_text_matches(name):
     tokenizer = TOKENIZERS[name]()
     tokens, ends = few_tokens(tokenizer), set(tokenizer.texts.ends)

@@ -118,7 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if "extend" in page else ()) for page in PAGES]
+    "page", [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in PAGES]
 )
 def test_a_page_does_what_it_shows(page: str, folder: Path):
     wrong, ran = {}, 0
@@ -133,6 +133,7 @@ def test_a_page_does_what_it_shows(page: str, folder: Path):
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_process", "add_dynamics"])
 def test_an_example_that_no_page_runs(name: str, folder: Path):
     """Its bound is at least the entropy of the data."""

@@ -22,7 +22,9 @@ def test_every_image_is_shown_and_drawn_by_a_function():
     assert files == {*(f"{name}.svg" for name in PICTURES), *(f"{name}.gif" for name in ANIMATIONS)}
 
 
-@pytest.mark.parametrize("name", ["clocks", "coverage", "how-tight"])
+@pytest.mark.parametrize(
+    "name", ["coverage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("clocks", "how-tight"))]
+)
 def test_a_picture_can_be_drawn_and_has_no_background(name: str, tmp_path: Path):
     text = save(name, tmp_path).read_text("utf-8")
     assert "<svg" in text

@@ -163,6 +163,7 @@ def test_a_frontier_is_drawn_judged_resumed_and_plotted(runs, tmp_path, capsys, 
     assert "not reached" in printed
 
 
+@pytest.mark.slow
 def test_texts_are_drawn_here_and_judged_there(runs, tmp_path, capsys):
     folder = tmp_path / "curves"
     assert main(words([runs["absorb"]], folder, "--draw-only", "--judge", "/no/judge")) == 0
@@ -207,6 +208,7 @@ def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, mon
     assert len(drawn) == 3 + 4
 
 
+@pytest.mark.slow
 def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys):
     """Two commands at once, whose sweeps overlap, and the same one after the other in another folder."""
     swept = [("analytic", "euler"), ("euler", "first-hitting")]

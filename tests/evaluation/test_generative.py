@@ -69,7 +69,7 @@ class Lognormal:
         return found
 
 
-@pytest.mark.parametrize("texts", [8, 24])
+@pytest.mark.parametrize("texts", [8, pytest.param(24, marks=pytest.mark.slow)])
 def test_intervals_cover_with_few_texts(texts):
     """Of 1,000 intervals 930 to 970 hold the truth: with a coverage of 95% one seed in 250 would leave this range.
 

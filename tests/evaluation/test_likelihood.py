@@ -188,7 +188,13 @@ def test_noise_of_a_longer_text_begins_with_that_of_a_shorter(models: dict[str, 
     assert len(long.unique()) == long.numel()
 
 
-@pytest.mark.parametrize(("name", "answers"), [("absorb", (" ab ab ab", " ab ab abb")), ("roulette", (" a", " ba"))])
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        pytest.param("absorb", (" ab ab ab", " ab ab abb"), marks=pytest.mark.slow),
+        ("roulette", (" a", " ba")),
+    ],
+)
 def test_answers_of_a_question_share_their_noise(models: dict[str, LoadedModel], name: str, answers) -> None:
     """So their difference scatters much less than that of answers with noise of their own."""
     model, context = models[name], "ab ba ab b ba"

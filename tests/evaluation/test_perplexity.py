@@ -71,7 +71,9 @@ def test_a_model_of_the_package_is_called_by_its_name(
 # ---- numbers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["roulette", "uniform", "absorb"])
+@pytest.mark.parametrize(
+    "name", ["roulette", *(pytest.param(name, marks=pytest.mark.slow) for name in ("uniform", "absorb"))]
+)
 def test_all_bounds_at_once(name: str, runs: dict[str, Path], text: Path, capsys) -> None:
     record = evaluate(capsys, runs[name], "--data", text, "--bound", "all", "--draws", "4")
     bounds = record["runs"][0]["bounds"]
@@ -157,7 +159,7 @@ def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path)
     assert torch.equal(found.per_sequence, direct.per_sequence)
 
 
-@pytest.mark.parametrize("steps", [(), ("--steps", "5")])
+@pytest.mark.parametrize("steps", [pytest.param((), marks=pytest.mark.slow), ("--steps", "5")])
 def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[str, Path], text: Path, capsys) -> None:
     words = (runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "3")
     (run,) = evaluate(capsys, *words, "--order", "margin", *steps, "--batch", "2")["runs"]
@@ -229,10 +231,10 @@ def test_scaled_scores_have_a_finite_bound(runs: dict[str, Path], text: Path, ca
 def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, capsys) -> None:
     options = ("--data", text, "--draws", "2", "--max-sequences", "20", "--fixed-set")
     rough = evaluate(capsys, runs["absorb"], *options)["runs"][0]["bounds"]["tight"]
-    fine = evaluate(capsys, runs["absorb"], *options, "--tolerance", "2%")["runs"][0]["bounds"]["tight"]
+    fine = evaluate(capsys, runs["absorb"], *options, "--tolerance", "4%")["runs"][0]["bounds"]["tight"]
     assert fine["tolerance_reached"]
     low, high = fine["ci95"]
-    assert (high - low) / 2 <= math.log1p(0.02)
+    assert (high - low) / 2 <= math.log1p(0.04)
     assert fine["evaluations"] >= rough["evaluations"]
 
 

@@ -25,6 +25,7 @@ from cedd.models.kernels.head_loss import (
 )
 from cedd.models.kernels.rows import gather_rows
 from cedd.network import ScoreRows
+from tests.combinations import covering
 from tests.interpreted import compiled_for_a_chip
 
 WIDTH = 6
@@ -80,8 +81,9 @@ GRID = list(
 )
 
 
-@pytest.mark.parametrize("name", ["cross entropy", "shifted cross entropy", "any loss"])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("name", "bias"), covering(itertools.product(("cross entropy", "shifted cross entropy", "any loss"), (True, False)))
+)
 def test_equals_the_dense_formula(name, bias):
     for rows, vocabulary, chunk, weights, dtype in GRID:
         leaves, targets, drawn = problem(rows, vocabulary, dtype, weights, bias=bias)

@@ -52,7 +52,7 @@ def test_bfloat16_halves_the_file_and_loads_into_float32(tmp_path):
     rows=st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=5),
     scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e30]),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_int8_moves_no_entry_by_more_than_half_its_rows_step(tmp_path, rows, scale):
     matrix, bias = torch.tensor(rows) * scale, torch.tensor([math.pi, -1e-9])
     save_weights(tmp_path / "file", {"w": matrix, "b": bias}, form="int8")
@@ -85,7 +85,7 @@ def test_what_bfloat16_can_hold_comes_back_exactly(tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_flipped_bit_is_found(tmp_path, form):
     """Of the numbers, each of them; a bit of the header may be of no meaning, but then changes no number."""
-    path, state = tmp_path / "file", {"w": torch.randn(3, 5), "b": torch.randn(3), "n": torch.tensor(7)}
+    path, state = tmp_path / "file", {"w": torch.randn(2, 3), "b": torch.randn(2), "n": torch.tensor(7)}
     save_weights(path, state, form=form)
     whole = path.read_bytes()
     expected = read_weights(path, form=form)

@@ -138,8 +138,8 @@ def test_one_by_one_not_a_bit_depends_on_the_others(rescaled: bool):
     [
         (cedd.absorb(V), "cedd", "analytic"),
         (cedd.absorb(V), "cedd", "first-hitting"),
-        (cedd.absorb(V), "dfm", "euler"),
-        (cedd.uniform(V), "bayes", "tau-leaping"),
+        pytest.param(cedd.absorb(V), "dfm", "euler", marks=pytest.mark.slow),
+        pytest.param(cedd.uniform(V), "bayes", "tau-leaping", marks=pytest.mark.slow),
         (cedd.roulette(V, p_m=0.5), "sedd", "analytic"),
         (cedd.absorb(V), "ar", "analytic"),
     ],

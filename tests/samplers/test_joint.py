@@ -12,6 +12,7 @@ from torch import Tensor
 
 import cedd
 from cedd.samplers import Fixed, JointConstraint, Sharpening, sample
+from tests.combinations import covering
 from tests.samplers.chains import ERROR_RATE, p_value
 
 V, L = 3, 4
@@ -71,8 +72,9 @@ def counted(x: Tensor) -> np.ndarray:
     return np.bincount((x * V ** torch.arange(L - 1, -1, -1)).sum(1).numpy(), minlength=V**L)
 
 
-@pytest.mark.parametrize("sampler", ["first-hitting", "analytic"])
-@pytest.mark.parametrize("given", [None, {1: 2}])
+@pytest.mark.parametrize(
+    ("sampler", "given"), covering(itertools.product(("first-hitting", "analytic"), (None, {1: 2})))
+)
 def test_the_law_is_that_of_the_network_given_the_constraint(sampler: str, given: dict[int, int] | None) -> None:
     """The network does not look at the text: then the law of each call is that of the whole."""
     n, constraint = 800, sum_is_zero()

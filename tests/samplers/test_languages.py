@@ -75,7 +75,7 @@ def test_blind_networks_give_the_product_law(sampler, steps):
     assert p_value(found, expected) > ERROR_RATE
 
 
-@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize("halved", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_first_hitting_has_the_tilted_law(halved):
     network, texts = table(halved), members(PATTERN, V, L)
     law = tilted_law(laws_of(network), L, texts, V)

@@ -79,8 +79,7 @@ def test_one_step_of_flow_matching(rule, corrector, t, s):
     assert chi_square_of_step(model, process, "dfm", rule, t, s, seed=6, corrector=corrector) > ERROR_RATE
 
 
-@pytest.mark.parametrize("method", ["cedd-star", "bayes"])
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize(("process", "method"), covering(itertools.product(PROCESSES, ("cedd-star", "bayes"))))
 def test_one_step_by_sharpened_beliefs(process, method):
     """p(z | x) = sum_h f_h p(x|z) p(z|h) / p(x|h), with the temperature, a top-p and an excluded token at once.
 
@@ -264,8 +263,10 @@ def test_the_default_grid_of_flow_matching_is_near_the_process_of_its_bound(copi
 # ---- first-hitting --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Table, HalvedTable])
-@pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine(), cedd.Geometric(0.5, 8.0)])
+@pytest.mark.parametrize(
+    ("schedule", "kind"),
+    covering(itertools.product((cedd.LogLinear(), cedd.Cosine(), cedd.Geometric(0.5, 8.0)), (Table, HalvedTable))),
+)
 def test_first_hitting_is_the_continuous_process(kind, schedule):
     """Compared with the integral over reveal times: there is no discretization error to detect.
 

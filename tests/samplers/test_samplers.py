@@ -158,7 +158,7 @@ def test_some_tokens_alone_are_drawn_where_no_others_may_be(process, method, sam
     assert temperature == 0 or 1 in free[::2, 1]
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_law_where_some_tokens_alone_may_be_drawn(deterministic):
     """Of two masks, by enumeration: either is revealed first, and where tokens are barred the others share their
     probability, given what is known by then."""

@@ -71,7 +71,7 @@ def test_a_text_of_any_length_begins_like_a_longer_one(absorb: cedd.LanguageMode
     assert len(absorb.generate(seed=1)[0]) == LENGTH
 
 
-@pytest.mark.parametrize("prompt", ["T", "The cat sat", "The cat sat on the mat and the dog sat there too."])
+@pytest.mark.parametrize("prompt", ["T", "The cat sat on the mat and the dog sat there too."])
 def test_a_prompt_of_any_length(absorb: cedd.LanguageModel, prompt: str) -> None:
     texts = absorb.generate(2, prompt=prompt, length=60, seed=2, steps=2)
     assert all(text.startswith(prompt) and len(text) == 60 for text in texts)
@@ -82,6 +82,7 @@ def test_a_prompt_of_any_length(absorb: cedd.LanguageModel, prompt: str) -> None
     assert len(set(texts)) == 2
 
 
+@pytest.mark.slow
 def test_every_process_writes(roulette: cedd.LanguageModel) -> None:
     for sampler in ("analytic", "euler", "gibbs"):
         (text,) = roulette.generate(length=50, seed=1, steps=3, sampler=sampler)
@@ -95,9 +96,9 @@ def test_until_the_end_of_the_text(tmp_path: Path) -> None:
     model.model.head.bias.data[pieces.eos_id] = 6.0  # type: ignore[union-attr]
     how: dict[str, Any] = {"length": 60, "seed": 1, "prompt": "a cat", "sampler": "first-hitting"}
     tokens = prompt_template(model, "a cat", 60).draw(
-        model, 8, SamplingOptions(seed=1, sampler="first-hitting", stop=[pieces.eos_id])
+        model, 5, SamplingOptions(seed=1, sampler="first-hitting", stop=[pieces.eos_id])
     )
-    texts = model.generate(8, until_end=True, **how)
+    texts = model.generate(5, until_end=True, **how)
     ends = []
     for row, text in zip(tokens.tolist(), texts, strict=True):
         end = row.index(pieces.eos_id) if pieces.eos_id in row else 60

@@ -200,6 +200,7 @@ def test_particles_of_texts(models):
     assert model.generate(2, prompt="a ", constraint=language, particles=6, seed=0) == [one.text for one in sets]
 
 
+@pytest.mark.slow
 def test_rewards_of_texts_steer(models):
     seen: list[list[str]] = []
 

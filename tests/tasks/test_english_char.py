@@ -59,6 +59,7 @@ def test_line_ends_make_no_difference(model):
     assert dos == unix.replace("\n", "\r\n")
 
 
+@pytest.mark.slow
 def test_another_language_is_left_alone_in_several_steps_too(model):
     assert model.correct(LATIN, engine="letters", steps=8, seed=0, max_surprise=100).changes
     assert not model.correct(LATIN, engine="letters", steps=8, seed=0).changes

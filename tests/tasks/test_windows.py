@@ -240,7 +240,11 @@ OVERLAPPING = "the cat sat on a mat____{14} an ____{3} the dog ran on and on and
 
 @pytest.mark.parametrize(
     ("method", "text"),
-    [("cedd", LONG), ("cedd", OVERLAPPING), ("ar", "the cat sat on the mat and then ____{60}")],
+    [
+        pytest.param("cedd", LONG, marks=pytest.mark.slow),
+        ("cedd", OVERLAPPING),
+        ("ar", "the cat sat on the mat and then ____{60}"),
+    ],
 )
 def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, text):
     loaded, template = runs[method], parse_template(text, runs[method].tokenizer)

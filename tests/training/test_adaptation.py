@@ -262,7 +262,7 @@ def test_growth_follows_an_end_that_moves(config: Make, parent: cedd.LanguageMod
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"adapt.anneal": 0.5, "adapt.next_token_weight": 0.2},
         {"block": 4, "adapt.first_block": 1, "batch.complementary": True},
         {"block": 4, "adapt.causal_past": False, "adapt.shift": False, "adapt.mask_id": 3},

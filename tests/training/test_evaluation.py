@@ -97,6 +97,7 @@ def test_evaluations_leave_no_trace_in_the_training(config: Make):
     assert all(torch.equal(evaluated[name], plain[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_logs_the_same_bounds_and_samples(config: Make):
     run(config("whole", SMALL))
     with pytest.raises(Crash):

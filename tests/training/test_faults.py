@@ -37,8 +37,7 @@ def never_killed(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFac
     return out
 
 
-QUICK = ("within the shards", "within state.json", "before it is published", "while an old one is dropped")
-QUICK += ("before the model's file",)
+QUICK = ("within the shards", "while an old one is dropped", "before the model's file")
 
 
 @pytest.mark.parametrize("point", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in POINTS])

@@ -30,7 +30,9 @@ def llama(config: Make, name: str, changes: dict[str, Any] | None = None, **netw
     return changed(config(name), {**ABSORB, "architecture_arguments": {**NETWORK, **network}, **(changes or {})})
 
 
-@pytest.mark.parametrize("network", [{}, {"tied": True, "shift": True, "start_row": 1}])
+@pytest.mark.parametrize(
+    "network", [pytest.param({}, marks=pytest.mark.slow), {"tied": True, "shift": True, "start_row": 1}]
+)
 def test_it_learns_and_can_be_used(config: Make, network: dict[str, Any]) -> None:
     made = llama(config, "run", {"steps": 40, "checkpoint_every": 40, "optimizer.matrices": "muon"}, **network)
     begun = trainer(made)

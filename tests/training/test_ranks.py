@@ -56,11 +56,11 @@ def single(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize(
     ("strategy", "method", "process", "accumulate"),
     [
-        ("ddp", "bayes-star", "roulette", 1),
         ("fsdp", "sedd", "absorb", 2),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("ddp", "bayes-star", "roulette", 1),
                 ("fsdp", "bayes-star", "roulette", 1),
                 ("ddp", "sedd", "absorb", 2),
                 ("ddp", "ar", "absorb", 2),
@@ -88,7 +88,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(config: Make, tmp_pa
         assert_near(tmp_path / "1", tmp_path / f"{accumulate}")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])  # fsdp with muon below
 def test_weights_after_several_steps_are_those_of_one_process(
     config: Make, single: Path, tmp_path: Path, strategy: str
 ):
@@ -160,6 +160,7 @@ def test_what_two_ranks_wrote_one_rank_reads_and_goes_on(config: Make, single: P
     assert_near(single, tmp_path / "held")
 
 
+@pytest.mark.slow
 def test_what_one_rank_wrote_two_ranks_read_and_go_on(config: Make, single: Path, tmp_path: Path):
     alone(train_together, config("run", {**SETTINGS, "steps": 3}))
     settings = config("run", {**SETTINGS, "strategy": "fsdp"})
@@ -179,7 +180,10 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path:
     assert checkpoint_steps(settings.out)[-1] == int(step) < 8
 
 
-@pytest.mark.parametrize(("reaction", "ending"), [("stop", "step 3 (batch 2): the loss is nan"), ("skip", "6")])
+@pytest.mark.parametrize(
+    ("reaction", "ending"),
+    [("stop", "step 3 (batch 2): the loss is nan"), pytest.param("skip", "6", marks=pytest.mark.slow)],
+)
 def test_a_bad_number_on_one_rank_is_one_on_all(config: Make, tmp_path: Path, reaction: str, ending: str):
     settings = config("run", {**SETTINGS, "on_nonfinite": reaction})
     assert together(train_with_a_bad_rank, settings, tmp_path) == [0, 0]

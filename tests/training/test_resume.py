@@ -54,9 +54,12 @@ def whole(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     "changes",
     [
         {},
-        {"method": "sedd", "process.name": "absorb", "optimizer.schedule": "cosine", "optimizer.ema_warmup": True},
+        pytest.param(
+            {"method": "sedd", "process.name": "absorb", "optimizer.schedule": "cosine", "optimizer.ema_warmup": True},
+            marks=pytest.mark.slow,
+        ),
         {"method": "ar", "process.name": "absorb", "batch.accumulate": 2, "optimizer.weight_decay": 0.1},
-        {"optimizer.matrices": "muon"},
+        pytest.param({"optimizer.matrices": "muon"}, marks=pytest.mark.slow),  # in blocks by default
         {"optimizer.ema_every": 3},  # the checkpoint lies between two moves of the average
     ],
     ids=["cedd-star", "sedd", "ar", "muon", "average"],
@@ -134,7 +137,9 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_saves_and_stops(config: Make, whole: Path, number: signal.Signals):
     said = StringIO()
 

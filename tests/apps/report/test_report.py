@@ -183,6 +183,7 @@ def test_simple_models_are_drawn_beside_their_own_text_only(runs, tmp_path, caps
     assert "No bound was measured" not in page
 
 
+@pytest.mark.slow
 def test_only_a_report_of_that_name_has_figures_beside_it(runs, tmp_path, capsys):
     """The .json of another name may be anything, a run's own configuration among others."""
     before = (runs[0] / "train.json").read_bytes()

@@ -144,7 +144,9 @@ def test_a_text_ends_at_a_stop_and_keeps_its_suffix(client: Any):
     assert len(between) == 21
 
 
-@pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("uniform", "bayes")])
+@pytest.mark.parametrize(
+    ("process", "method"), [("absorb", "cedd"), pytest.param("uniform", "bayes", marks=pytest.mark.slow)]
+)
 def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, process: str, method: str):
     model = load(save_blocks(tmp_path / "blocks", process, method), device="cpu")
     wanted = model.generate(2, length=24, prompt="the ", seed=5)
@@ -890,7 +892,7 @@ def test_concurrent_long_texts_share_network_calls_without_changing_results(regi
         found[i] = httpx.post(f"{address}infill", json=body, timeout=60, **IN_THE_CLEAR).json()["texts"]
 
     found: dict[int, Any] = {}
-    texts = ["the cat ____ on the mat. " * (3 + i) for i in range(5)] + ["a" * 28 + "____"]
+    texts = ["the cat ____ on the mat. " * (3 + i) for i in range(3)] + ["a" * 28 + "____"]
     with served(registry) as (address, scheduler):
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(texts))]
         for thread in threads:

@@ -49,7 +49,11 @@ def test_many_half_open_connections_leave_the_server_reachable(registry: ModelRe
         until(lambda: sum(not is_closed(one) for one in made) <= 8, 5)
 
 
-@pytest.mark.parametrize("sent", [HALF, b"", WHOLE], ids=["headers", "nothing", "a second request"])
+@pytest.mark.parametrize(
+    "sent",
+    [HALF, pytest.param(b"", marks=pytest.mark.slow), WHOLE],
+    ids=["headers", "nothing", "a second request"],
+)
 def test_headers_have_a_time_limit(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch, sent: bytes):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     with served(registry) as (address, _), half_open(address, 1, sent) as (made,):
