@@ -95,9 +95,8 @@ def test_a_prompt_is_read_without_a_start_token_where_the_tokenizer_adds_none(tm
 
 def test_an_answer_ends_where_the_template_ends_it(tmp_path: Path) -> None:
     """With a token that neither config.json nor the tokenizer lists as an end, as for LLaDA and Dream."""
-    turns = (
-        "{% for one in messages %}<turn>{{ one.content | trim }} <pad> {% if false %}{% break %}{% endif %}{% endfor %}"
-    )
+    leave = "{% if tools is not none %}{% break %}{% endif %}"
+    turns = "{% for one in messages %}<turn>{{ one.content | trim }} <pad> " + leave + "{% endfor %}"
     folder = published(tmp_path / "llada", "llada", turns)
     model = cedd.import_model(folder, device="cpu", mask_id=20)
     assert isinstance(model.tokenizer, JSONTokenizer)

@@ -983,7 +983,8 @@ class JSONTokenizer(Tokenizer):
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         try:
             template = environment.from_string(self.chat_template)
-            return template.render(messages=list(messages), add_generation_prompt=True, **self.variables)
+            absent = {"tools": None, "documents": None}
+            return template.render(messages=list(messages), add_generation_prompt=True, **absent, **self.variables)
         except Exception as error:  # noqa: BLE001 - the template's own operations raise anything
             raise ValueError(f"the chat template of {self.name} refuses these messages: {error}") from None
 
