@@ -370,6 +370,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         _with(CONFIGS["sedd uniform"][0], scale_by_sigma=True),
         "scale_by_sigma is true, which SEDD's networks are on absorb only, not uniform",
     ),
+    "BERT's mask": (_with(MDLM, vocab_size=30522), "networks of BERT's tokens, among which is the mask, are not"),
     "vocabulary": (_with(MDLM, vocab_size="many"), "vocab_size must be an integer \\(got 'many'"),
     "no depth": (_with(MDLM, n_blocks=0), "n_blocks must be at least 1 \\(got 0"),
     "heads": (_with(MDLM, n_heads=5), f"hidden_dim {ddit.D} does not divide into heads of an even size, n_heads 5"),

@@ -32,7 +32,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from cedd.block_layout import InBlocks, earlier_blocks
-from cedd.data.tokenizers import GPT2_VOCAB_SIZE, Tokenizer, fitting_tokenizer
+from cedd.data.tokenizers import BERT_VOCAB_SIZE, GPT2_VOCAB_SIZE, Tokenizer, fitting_tokenizer
 from cedd.methods import get_method
 from cedd.models.folder import ModelFolder
 from cedd.models.import_config import Description
@@ -161,6 +161,8 @@ def _mdlm_tokens(config: Description) -> int:
     name = value.get("name") if isinstance(value, Mapping) else value
     if name not in ("subs", "sdtt", "multi-round-sdtt"):
         raise ValueError(f"{config.source}: parameterization is {name!r}; it must be subs or multi-round-sdtt")
+    if config.get("vocab_size", default=config.rows) == BERT_VOCAB_SIZE:
+        raise ValueError(f"{config.source}: networks of BERT's tokens, among which is the mask, are not imported")
     return _masked_tokens(config)
 
 
