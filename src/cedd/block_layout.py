@@ -365,14 +365,24 @@ class GivenPast(BlockNetwork):
             )
 
 
+def first_of_window(number: int, most: int) -> int:
+    """The first block in the context of block `number`, whose context has at most `most` blocks including itself."""
+    kept = most // 2
+    dropped = most - kept
+    return 0 if number < most else dropped * -(-(number - most + 1) // dropped)
+
+
 class FinishedText(ABC):
     """Texts whose finished blocks a network has read, as a network for the next block.
 
-    `conditions` have one entry per text.
+    `conditions` have one entry per text. `begin` is the first block that is read; what is before it is not part of the
+    text.
     """
 
     def __init__(self, block: int) -> None:
-        self.block = check_block(block)
+        self.block, self.begin = check_block(block), 0
+        self._first = self._next = 0
+        """The first block of the context, and the one after the last that was read."""
 
     @staticmethod
     def of(network: Network, block: int, batch: int, length: int, kept: bool = True) -> FinishedText:
@@ -399,6 +409,22 @@ class FinishedText(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Clear the texts."""
+
+    @abstractmethod
+    def take(self, rows: Tensor) -> None:
+        """Replace the texts by those with these numbers [B], of which some may be the same. Their conditions must be
+        equal."""
+
+    def read_up_to(self, number: int, x: Tensor, most: int) -> None:
+        """Read the blocks of texts x before this one, in a window of at most `most` blocks including it."""
+        number = max(number, self.begin)
+        first = self.begin + first_of_window(number - self.begin, most)
+        if first != self._first:
+            self.forget()
+            self._first = self._next = first
+        if self._next < number:
+            self.read(x[:, self._next * self.block : number * self.block])
+            self._next = number
 
 
 class _KeptKeys(FinishedText):
@@ -437,6 +463,11 @@ class _KeptKeys(FinishedText):
     def forget(self) -> None:
         self._read.clear()
         self._cache.length = 0
+
+    def take(self, rows: Tensor) -> None:
+        rows = rows.to(self._network.home)
+        self._read = [tokens[rows] for tokens in self._read]
+        self._cache.take(rows)
 
     def _extend(self, tokens: Tensor) -> None:
         """Add finished blocks [B, n] to the cache."""
@@ -493,6 +524,9 @@ class _WholeText(BlockNetwork, FinishedText):
 
     def forget(self) -> None:
         self._past = self._past[:, :0]
+
+    def take(self, rows: Tensor) -> None:
+        self._past = self._past[rows.to(self._past.device)]
 
     def features(self, x_t: Tensor, sigma: Tensor, **options: Any) -> Tensor:
         """The network of `GivenPast`."""

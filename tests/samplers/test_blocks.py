@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cedd
-from cedd.block_layout import FinishedText, GivenPast, InBlocks
+from cedd.block_layout import FinishedText, GivenPast, InBlocks, first_of_window
 from cedd.constraints import TokenLanguage, compile_tokens, regex
 from cedd.data.tokenizers import CharTokenizer
 from cedd.models.llama import Llama
@@ -34,7 +34,6 @@ from cedd.samplers import (
     text_seeds,
     time_grid,
 )
-from cedd.samplers.blocks import first_of_window
 from cedd.samplers.graphs import GraphedBlocks, _capture_stream, _NextBlock, _Recording, capture
 from cedd.samplers.guidance import mixed
 from cedd.samplers.languages import LanguageConstraint, Span
@@ -520,7 +519,7 @@ def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
     assert not torch.equal(plain, found)
     recorded: Any = GraphedBlocks(model, torch.float32, replayed)
     assert torch.equal(found, sample(recorded, MASKS, (3, LENGTH), guidance=2.5, **how))
-    with pytest.raises(ValueError, match="guidance of a block diffusion model needs a label"):
+    with pytest.raises(ValueError, match="guidance needs a condition: a label, a prompt or other given text"):
         sample(network(), MASKS, (1, LENGTH), method=IN_BLOCKS, guidance=2.0)
 
 

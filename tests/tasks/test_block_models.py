@@ -120,13 +120,8 @@ def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("which", "call", "message"),
     [
-        ("absorb", lambda m: m.generate(particles=4), r"^particles are whole texts, .* use a model without blocks"),
-        ("absorb", lambda m: m.particles(1, 4, length=8), "^particles are whole texts, .* use a model without blocks"),
-        (
-            "absorb",
-            lambda m: m.generate(prompt="ab", guidance=2.0),
-            "^guidance of a block diffusion model needs a la",
-        ),
+        ("absorb", lambda m: m.generate(guidance=2.0), "^guidance needs a condition: a label, a prompt or other given"),
+        ("absorb", lambda m: m.generate(particles=4, temperature=0), "^particles weight texts by their probabilities"),
         ("roulette", lambda m: m.generate(particles=4), "^particles need a model that only masks"),
         (
             "roulette",
@@ -144,6 +139,43 @@ def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_c
         call(model)
     assert "\n" not in str(caught.value)
     assert "Constraint" not in str(caught.value)  # no names of classes
+
+
+def test_particles_write_texts_of_any_length(absorb: cedd.LanguageModel) -> None:
+    """After prompts of any length, in a language across blocks, and towards a reward of texts."""
+    seen: list[str] = []
+
+    def reward(texts: list[str]) -> list[float]:
+        seen.extend(texts)
+        return [text.count("e") for text in texts]
+
+    for prompt in ("The cat", "The cat sat on the mat and the dog sat there too."):
+        length = len(prompt) + 11
+        how: dict[str, Any] = {"prompt": prompt, "length": length, "constraint": regex("([a-e]{2} )*[a-e]+"), "seed": 1}
+        (found,) = absorb.particles(1, 3, reward=reward, strength=3.0, **how)
+        assert all(regex("([a-e]{2} )*[a-e]+").matches(text.removeprefix(prompt)) for text in found.texts)
+        assert all(text.startswith(prompt) for text in seen)
+        assert {len(text) for text in seen[-3:]} == {length}
+        assert found.text == absorb.generate(particles=3, reward=reward, strength=3.0, **how)[0]
+        seen.clear()
+    texts = absorb.generate(3, prompt="The", length=16, guidance=2.0, seed=1)
+    assert all(len(text) == 16 and text.startswith("The") for text in texts)
+    assert texts[2:] == absorb.generate(
+        1, prompt="The", length=16, guidance=2.0, seeds=cedd.samplers.text_seeds(1, 3)[2:]
+    )
+    assert texts != absorb.generate(3, prompt="The", length=16, seed=1)
+
+
+def test_particles_of_texts_that_end(tmp_path: Path) -> None:
+    """A reward does not see what follows the end."""
+    pieces = BPETokenizer.train(["a cat sat on a mat, and the dog sat there. " * 20], 270)
+    model = cedd.load(save_blocks(tmp_path / "pieces", tokenizer=pieces), device="cpu")
+    assert pieces.eos_id is not None
+    model.model.head.bias.data[pieces.eos_id] = 3.0  # type: ignore[union-attr]
+    how: dict[str, Any] = {"length": 16, "seed": 1, "reward": lambda texts: [-len(text) for text in texts]}
+    texts = model.generate(4, until_end=True, particles=4, **how)
+    longer = model.generate(4, until_end=True, particles=4, strength=-1.0, **how)
+    assert sum(map(len, texts)) < sum(map(len, longer))
 
 
 def test_a_model_in_blocks_corrects_nothing(roulette: cedd.LanguageModel) -> None:
@@ -182,6 +214,18 @@ def test_sample_says_how_it_writes_beyond_the_context(
         assert note in printed.err
         assert main(["sample", str(model.folder.path), "--json", "--device", "cpu", "--steps", "2"]) == 0
         assert not capsys.readouterr().err
+
+
+def test_particles_and_guidance_on_the_command_line(
+    absorb: cedd.LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sample", str(absorb.folder.path), "--length", "12", "--seed", "1", "--device", "cpu", "--prompt", "The "]
+    assert main([*words, "--regex", "[a-e]{3} [a-e]+", "--particles", "3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert regex("The [a-e]{3} [a-e]+").matches(record["samples"][0])
+    assert record["particles"][0]["log_normalizer"] < 0
+    assert main([*words, "--guidance", "2"]) == 0
+    assert capsys.readouterr().out.startswith("The ")
 
 
 def test_sample_is_watched_and_replayed(

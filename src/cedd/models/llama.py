@@ -86,6 +86,13 @@ class LlamaCache:
         hidden = None if self.hidden is None else self.hidden[chosen]
         return LlamaCache(self.keys[:, chosen], self.values[:, chosen], self.start, hidden, self.length)
 
+    def take(self, rows: Tensor) -> None:
+        """Replace the sequences by those with these numbers [B], of which some may be the same."""
+        for part in (self.keys, self.values):
+            part[:, :, :, : self.filled] = part[:, rows, :, : self.filled]
+        if self.hidden is not None:
+            self.hidden[:] = self.hidden[rows]
+
 
 # ----------------------------------------------------------------------------------------------------------------
 # Layers

@@ -99,6 +99,11 @@ class KVCache:
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
         return KVCache(self.keys[:, chosen], self.values[:, chosen], self.length)
 
+    def take(self, rows: Tensor) -> None:
+        """Replace the sequences by those with these numbers [B], of which some may be the same."""
+        for part in (self.keys, self.values):
+            part[:, :, :, : self.length] = part[:, rows, :, : self.length]
+
     def at(self, positions: Tensor) -> KVCache:
         """The cache for new tokens at these consecutive positions [n], which attend to each other and to all earlier
         positions."""

@@ -10,10 +10,11 @@ Texts may be of any length. When the N tokens are full, the older half of the bl
 again from position 0: every block is written after at least N/2 - b and at most N - b tokens. Keys and values that had
 seen dropped tokens are not kept.
 
-With guidance by a label, the probabilities of every block are those of `guidance`, each of the two given the text
-before the block, with and without the label.
+With guidance, the probabilities of every block are those of `guidance`, each of the two given its text before the
+block: with and without the label, or with and without the blocks of the prompt.
 
-A text that has ended, with one of the options' `stop` tokens, is not continued.
+A text that has ended, with one of the options' `stop` tokens, is not continued. Particles are the texts of one run:
+resampling replaces their tokens, their keys and values, and whether they have ended.
 """
 
 from __future__ import annotations
@@ -34,13 +35,6 @@ from cedd.samplers.languages import BlockLanguages, LanguageConstraint
 from cedd.samplers.options import Callback, default_steps
 from cedd.samplers.random_numbers import text_seeds
 from cedd.samplers.sampler import Sampler, SamplingRun
-
-
-def first_of_window(number: int, most: int) -> int:
-    """The first block in the context of block `number`, whose context has at most `most` blocks including itself."""
-    kept = most // 2
-    dropped = most - kept
-    return 0 if number < most else dropped * -(-(number - most + 1) // dropped)
 
 
 def reach_of(model: object, context: int | None) -> int | None:
@@ -77,11 +71,6 @@ class _Writing:
                 "block diffusion models take languages and fixed tokens as constraints "
                 f"(got a {type(run.constraint).__name__})"
             )
-        if run.options.particles is not None:
-            raise ValueError(
-                "particles are whole texts, which are resampled while they are drawn; a block diffusion model "
-                f"draws {self.block} tokens at a time and keeps what came before: use a model without blocks"
-            )
         if run.options.x_start is not None and self.total != length:
             raise ValueError(f"x_start needs whole blocks of {self.block} tokens (got {length})")
         self.held = F.pad(run.held, (0, self.total - length))
@@ -97,12 +86,12 @@ class _Writing:
         self.text = guided_text(
             run.network,
             run.options.guidance,
+            self.held,
+            run.process.mask_id,
             lambda network: FinishedText.of(network, self.block, *size, kept=run.options.cache),
         )
         self.seeds = [text_seeds(seed, self.count) for seed in run.seeds]
         self.ended = torch.zeros(batch, dtype=torch.bool)
-        self.first = self.read = 0
-        """The first block of the context, and the one after the last that was read."""
         self.shown = itertools.count()
 
     def sample(self) -> Tensor:
@@ -114,24 +103,17 @@ class _Writing:
                 if bool(self.ended.all()):
                     break
                 continue
-            self._read_up_to(number)
-            drawn = self.sampler.sample(self._run_of(number, here, rows))
+            if self.sampler.draws_together:
+                rows = torch.arange(len(self.x))
+            self.text.read_up_to(number, self.x, self.most)
+            drawn = self.sampler.sample(self.run_of(number, here, rows))
             self.x[rows.to(self.x.device), here] = drawn
-            self._end(here, rows)
-        self._fill_ends()
+            if self.run.options.stop:
+                self.ended |= self._stops(self.x)[:, here].any(1).cpu()
+                self.x = self.filled(self.x)
         return self.x[:, :length]
 
-    def _read_up_to(self, number: int) -> None:
-        """Let the network read the blocks before this one, of its context."""
-        first = first_of_window(number, self.most)
-        if first != self.first:
-            self.text.forget()
-            self.first = self.read = first
-        if self.read < number:
-            self.text.read(self.x[:, self.read * self.block : number * self.block])
-            self.read = number
-
-    def _run_of(self, number: int, here: slice, rows: Tensor) -> SamplingRun:
+    def run_of(self, number: int, here: slice, rows: Tensor) -> SamplingRun:
         """The run of one block of some of the texts [R]."""
         run, options = self.run, self.run.options
         x_start = None if options.x_start is None else options.x_start[:, here][rows]
@@ -145,7 +127,7 @@ class _Writing:
             seeds=[self.seeds[row][number] for row in _numbers(rows)],
             options=replace(options, x_start=x_start, callback=callback, steps=steps),
             constraint=self._constraint_of(here, rows),
-            is_block=True,
+            part=_BlockOfTexts(self, number, here),
         )
 
     def _network_of(self, here: slice) -> Network:
@@ -159,10 +141,8 @@ class _Writing:
 
     def _constraint_of(self, here: slice, rows: Tensor) -> Constraint | None:
         constraint = self.run.constraint
-        if constraint is None:
-            return None
-        if isinstance(constraint, Fixed):
-            where = self.held[:, here][rows]
+        if constraint is None or isinstance(constraint, Fixed):
+            where = (self.held[:, here] | self.ended[:, None])[rows]
             tokens = torch.where(where, self.x[:, here].cpu()[rows], 0)
             if isinstance(constraint, LanguageConstraint):
                 before = self.x[rows.to(self.x.device), : here.start]
@@ -191,23 +171,42 @@ class _Writing:
 
         return show
 
-    def _end(self, here: slice, rows: Tensor) -> None:
-        """Note which texts [R] have ended in this block."""
-        if self.run.options.stop:
-            self.ended[rows] = self._stops(here)[rows].any(1)
+    def _stops(self, texts: Tensor) -> Tensor:
+        """Where texts [G B, n] were ended by what was drawn, [G B, n]."""
+        stop, held = torch.tensor(self.run.options.stop), self.held[:, : texts.shape[1]]
+        return torch.isin(texts, stop.to(texts)) & ~held.repeat(len(texts) // len(held), 1).to(texts.device)
 
-    def _stops(self, here: slice) -> Tensor:
-        """Where a text was ended by what was drawn, [B, b]."""
-        stop = torch.tensor(self.run.options.stop)
-        return torch.isin(self.x[:, here].cpu(), stop) & ~self.held[:, here]
-
-    def _fill_ends(self) -> None:
-        """Repeat the token that a text ended with."""
+    def filled(self, texts: Tensor) -> Tensor:
+        """Texts [G B, n] in which the token that ended a text is repeated."""
         if not self.run.options.stop:
-            return
-        for row in _numbers(self.ended.nonzero().squeeze(1)):
-            first = int(self._stops(slice(None))[row].nonzero()[0])
-            self.x[row, first:] = self.x[row, first].clone()
+            return texts
+        stops = self._stops(texts)
+        count = stops.cumsum(1)
+        token = texts.masked_fill(~(stops & (count == 1)), 0).sum(1, keepdim=True)
+        return torch.where(count > 0, token, texts)
+
+
+@dataclass(frozen=True)
+class _BlockOfTexts:
+    """A block as a part of texts (see `BlockPlace`)."""
+
+    writing: _Writing
+    number: int
+    here: slice
+
+    def texts(self, x: Tensor) -> Tensor:
+        """The texts up to this block, with tokens x [G B, b] in it."""
+        writing = self.writing
+        before = writing.x[:, : self.here.start]
+        texts = torch.cat([before.repeat(len(x) // len(before), 1), x], 1)
+        return writing.filled(texts[:, : writing.run.length])
+
+    def of_ancestors(self, rows: Tensor) -> SamplingRun:
+        """The run of the block after the texts with these numbers [B]."""
+        writing = self.writing
+        writing.x, writing.ended = writing.x[rows], writing.ended[rows.cpu()]
+        writing.text.take(rows)
+        return writing.run_of(self.number, self.here, torch.arange(len(rows)))
 
 
 def _numbers(rows: Tensor) -> list[int]:

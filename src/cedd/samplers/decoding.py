@@ -133,7 +133,7 @@ class _Decoding:
         self.calls = int((self.per_stretch * stretches).max())
         self.at_first = masked.new_zeros(len(masked), dtype=torch.int64)
         """Tokens that are divided among the steps of the current stretch, [B]: its masks at its start, or a block."""
-        self.of_block = run.is_block and sampler.counts_block and sampler.block_length is None
+        self.of_block = run.part is not None and sampler.counts_block and sampler.block_length is None
         # As Dream computes them, in float32: how many tokens are kept is a product rounded down.
         self.times = torch.linspace(1, LAST_TIME, run.steps + 1)
 

@@ -12,7 +12,9 @@ the division by Z, the rates of unmasking are multiplied by it, and masks are re
 w other than 1 a guided sampler does *not* draw from p(x) p(c | x)^w: its law is that of the process whose beliefs are
 f_w. On a process that shuffles, f_c and f_u are the beliefs about x_0 from which each step is made.
 
-In block diffusion, f_c and f_u are given the text before a block, which both read; only a label is a condition there.
+In block diffusion, f_c and f_u are given the text before a block. Without a label, the condition is the blocks with
+given tokens: f_u is the model of a text that begins after them. Where such a block is completed, f_u has masks in place
+of its given tokens.
 
 Networks that give ratios: their sum S is mixed as S_c^w S_u^(1 - w), and their shares of it as above. At masks both
 sums are the known one. This needs a process that only masks, since a token's own entry has no meaning.
@@ -25,7 +27,7 @@ Both are wrappers of the network, so that every sampler works with them unchange
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -82,22 +84,13 @@ class Guided:
             return declared
         return Capabilities(features=True, time_conditioned=declared.time_conditioned, token_times=declared.token_times)
 
-    def _without(self, x_t: Tensor, conditions: dict[str, Any], hidden: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
-        """The input without the condition."""
-        if "label" in conditions:
-            conditions = conditions | {"label": _unknown(conditions["label"])}
-        if hidden is not None:
-            assert self.mask is not None
-            x_t = x_t.masked_fill(hidden.to(x_t.device), self.mask)
-        return x_t, conditions
-
     def _both(
         self, function: Callable[..., Tensor], x_t: Tensor, sigma: Tensor, conditions: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         hidden = conditions.pop("hidden", None)
         first = function(x_t, sigma, **conditions)
         first = first.clone() if first.is_cuda else first  # a recorded network overwrites what it returned
-        other, others = self._without(x_t, conditions, hidden)
+        other, others = _without(x_t, conditions, hidden, self.mask)
         return first, function(other, sigma, **others)
 
     def features(self, x_t: Tensor, sigma: Tensor, **conditions: Any) -> Tensor:
@@ -118,6 +111,17 @@ class Guided:
         return mixed(*self._both(self.model, x_t, sigma, conditions), self.guidance)
 
 
+def _hides_given(network: Network, held: Tensor, mask: int | None) -> bool:
+    """Whether the condition is what is given, not a label; without either, or without masks in its place, an error."""
+    if "label" in (network.conditions or {}):
+        return False
+    if not bool(held.any()):
+        raise ValueError("guidance needs a condition: a label, a prompt or other given text")
+    if mask is None:
+        raise ValueError("guidance without a label needs a process with masks; give a label")
+    return True
+
+
 def guided(network: Network, guidance: float, held: Tensor, mask: int | None) -> Network:
     """A network with classifier-free guidance by its label, or else by what is given.
 
@@ -128,24 +132,34 @@ def guided(network: Network, guidance: float, held: Tensor, mask: int | None) ->
         mask: the mask's id; None without one.
     """
     conditions = dict(network.conditions or {})
-    if "label" not in conditions:
-        if not bool(held.any()):
-            raise ValueError("guidance needs a condition: a label, a prompt or other given text")
-        if mask is None:
-            raise ValueError("guidance without a label needs a process with masks; give a label")
+    if _hides_given(network, held, mask):
         conditions["hidden"] = held
     if guidance == 1:  # the model as it is
         return network
     return replace(network, model=Guided(network.model, guidance, mask), conditions=conditions)
 
 
+_WITHOUT = "without_"
+"""Begins the names of the conditions of the text without the condition."""
+
+
 class _GuidedText(FinishedText):
     """Classifier-free guidance of texts that are written block by block: what was read is kept with and without the
-    label."""
+    label, or the prompt."""
 
-    def __init__(self, conditional: FinishedText, unconditional: FinishedText, guidance: float) -> None:
+    def __init__(
+        self,
+        conditional: FinishedText,
+        unconditional: FinishedText,
+        guidance: float,
+        held: Tensor | None = None,
+        mask: int | None = None,
+    ) -> None:
         super().__init__(conditional.block)
-        self.texts, self.guidance = (conditional, unconditional), guidance
+        self.texts, self.guidance, self.mask = (conditional, unconditional), guidance, mask
+        self._held = self._hidden = held
+        if held is not None:
+            unconditional.begin = int(held.view(len(held), -1, self.block).any(2).sum(1).max())
 
     @property
     def capabilities(self) -> Capabilities:
@@ -158,7 +172,10 @@ class _GuidedText(FinishedText):
 
     @property
     def conditions(self) -> Mapping[str, Tensor]:
-        return self.texts[0].conditions
+        """Those of both texts, and which tokens of the next block are given."""
+        known, unknown = (text.conditions for text in self.texts)
+        hidden = {} if self._hidden is None else {"hidden": self._hidden}
+        return {**known, **{f"{_WITHOUT}{name}": value for name, value in unknown.items()}, **hidden}
 
     def read(self, tokens: Tensor) -> None:
         for text in self.texts:
@@ -168,12 +185,29 @@ class _GuidedText(FinishedText):
         for text in self.texts:
             text.forget()
 
-    def features(self, x_t: Tensor, sigma: Tensor, *, label: Tensor, **conditions: Tensor) -> Tensor:
-        """[S, b, 2 D]: those with the label and those without."""
-        known, unknown = (cast(HasHead, text).features for text in self.texts)
-        first = known(x_t, sigma, label=label, **conditions)
+    def take(self, rows: Tensor) -> None:
+        for text in self.texts:
+            text.take(rows)
+
+    def read_up_to(self, number: int, x: Tensor, most: int) -> None:
+        for text in self.texts:
+            text.read_up_to(number, x, most)
+        self._hidden = None if self._held is None else self._held[:, number * self.block : (number + 1) * self.block]
+
+    def _both(
+        self, functions: Sequence[Callable[..., Tensor]], x_t: Tensor, sigma: Tensor, conditions: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        own = {name: conditions.pop(f"{_WITHOUT}{name}") for name in self.texts[1].conditions}
+        hidden = conditions.pop("hidden", None)
+        first = functions[0](x_t, sigma, **conditions)
         first = first.clone() if first.is_cuda else first  # a recorded network overwrites what it returned
-        return torch.cat([first, unknown(x_t, sigma, label=_unknown(label), **conditions)], -1)
+        other, others = _without(x_t, conditions, hidden, self.mask)
+        return first, functions[1](other, sigma, **{**others, **own})
+
+    def features(self, x_t: Tensor, sigma: Tensor, **conditions: Any) -> Tensor:
+        """[S, b, 2 D]: those with the condition and those without."""
+        functions = [cast(HasHead, text).features for text in self.texts]
+        return torch.cat(self._both(functions, x_t, sigma, conditions), -1)
 
     def head(self, rows: Tensor) -> Tensor:
         """[N, 2 D] -> [N, V]."""
@@ -181,33 +215,52 @@ class _GuidedText(FinishedText):
         with_it, without = rows.chunk(2, -1)
         return mixed(head(with_it), head(without), self.guidance)
 
-    def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
+    def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Any) -> Tensor:
         """Outputs [S, b, V]."""
-        known, unknown = self.texts
-        without = {**conditions, "label": _unknown(conditions["label"])}
-        return mixed(known(x_t, sigma, **conditions), unknown(x_t, sigma, **without), self.guidance)
+        return mixed(*self._both(self.texts, x_t, sigma, conditions), self.guidance)
 
 
 def _unknown(label: Tensor) -> Tensor:
     return torch.full_like(label, UNKNOWN_LABEL)
 
 
-def guided_text(network: Network, guidance: float | None, text_of: Callable[[Network], FinishedText]) -> FinishedText:
-    """The finished text of a network that writes blocks, with guidance by its label if there is any.
+def _without(
+    x_t: Tensor, conditions: dict[str, Any], hidden: Tensor | None, mask: int | None
+) -> tuple[Tensor, dict[str, Any]]:
+    """The input without the condition."""
+    if "label" in conditions:
+        conditions = conditions | {"label": _unknown(conditions["label"])}
+    if hidden is not None:
+        assert mask is not None
+        x_t = x_t.masked_fill(hidden.to(x_t.device), mask)
+    return x_t, conditions
+
+
+def guided_text(
+    network: Network,
+    guidance: float | None,
+    held: Tensor,
+    mask: int | None,
+    text_of: Callable[[Network], FinishedText],
+) -> FinishedText:
+    """The finished text of a network that writes blocks, with guidance by its label if it has one, or else by what is
+    given.
 
     Args:
-        network: the network, with `label` among its conditions.
+        network: the network, with `label` among its conditions if it has one.
         guidance: w; None for no guidance.
+        held: which positions are given, [B, L] bool; without a label, in the same blocks of all texts.
+        mask: the mask's id; None without one.
         text_of: makes the finished text of a network.
     """
-    conditions = network.conditions or {}
-    if guidance is not None and "label" not in conditions:
-        raise ValueError(
-            "guidance of a block diffusion model needs a label: the prompt is clean text before a block, which masks "
-            "cannot replace"
-        )
-    if guidance is None or guidance == 1:
+    if guidance is None:
         return text_of(network)
+    hides = _hides_given(network, held, mask)
+    if guidance == 1:  # the model as it is
+        return text_of(network)
+    if hides:
+        return _GuidedText(text_of(network), text_of(network), guidance, held, mask)
+    conditions = dict(network.conditions or {})
     without = replace(network, conditions={**conditions, "label": _unknown(conditions["label"])})
     return _GuidedText(text_of(network), text_of(without), guidance)
 

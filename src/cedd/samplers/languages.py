@@ -282,6 +282,16 @@ class BlockLanguages(JointConstraint):
         assert self.languages is not None
         return self.languages.log_marginals(*self._whole(x, rows), outputs, sharpening)
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Those that begin in these tokens."""
+        return () if self.languages is None else self.languages.spans
+
+    def log_normalizers(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
+        """See `LanguageConstraint`: the log-probability that the text can be continued to one in the languages."""
+        assert self.languages is not None
+        return self.languages.log_normalizers(*self._whole(x, rows), outputs, sharpening)
+
 
 class SpanPlaces:
     """Where the masks of one span are, for the sequences that have some of the chosen masks: what of `SpanLaws` does

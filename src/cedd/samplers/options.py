@@ -101,7 +101,7 @@ class SamplingOptions:
     """One seed per sequence, instead of `seed`; `text_seeds(seed, n)` returns those that `seed` gives n sequences."""
     reward: Reward | None = field(default=None, metadata=PYTHON_ONLY)
     """Reward for steering, one number per text: a function of tokens [N, L] in cedd.sample, elsewhere of a list of
-    texts."""
+    texts. In block diffusion it is also called with texts that end after the current block."""
     strength: float = field(default=1.0, metadata=PYTHON_ONLY)
     """Target distribution of steering: proportional to p(x) exp(strength · reward(x)), approached as the number of
     particles grows."""

@@ -16,6 +16,11 @@ tokens of x are known, that proposal has the weight p_k / q_k = Z_k(x_k) / Z_k(x
                                                  `guesses` texts y, in which all masks of x_k are drawn at once, and
                                                  strength r(x) in the end: the sum telescopes, whatever y are
 
+In block diffusion, p(x) is the product of this law over blocks, with calls for each block. The particles are those of
+whole texts: the weights go on from block to block, and resampling replaces the text before the block too. Z_k(x) is the
+probability that the text up to the end of the block can be continued to one in the language; the texts y end with the
+block, and r(x) is that of the whole text in the end.
+
 Where the effective sample size falls below half of N, or a weight is 0, particles are resampled (systematic
 resampling) in proportion to their weights, which are then equal. The mean weight estimates Z without bias; without a
 reward it is p(language). The sampler returns one particle per text, drawn by the weights: its law approaches the target
@@ -24,6 +29,7 @@ as N grows, and with N = 1 and no reward it is the tilted law.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -37,11 +43,11 @@ from cedd.network import Places, flat_places, put_at
 from cedd.process import TokenProcess
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import RevealSampler
-from cedd.samplers.languages import LanguageConstraint, impossible
+from cedd.samplers.languages import BlockLanguages, LanguageConstraint, impossible
 from cedd.samplers.options import Reward
 from cedd.samplers.particle_set import ParticleSet
 from cedd.samplers.random_numbers import RandomNumbers, Use, text_seeds
-from cedd.samplers.sampler import SamplingRun
+from cedd.samplers.sampler import Sampler, SamplingRun, sample_at_once
 
 LEAST_ESS = 0.5
 """Share of the particles below which the effective sample size leads to resampling."""
@@ -53,7 +59,7 @@ class Particles(RevealSampler):
 
     Args:
         count: N.
-        reward: r, of texts as tokens.
+        reward: r, of texts as tokens; in block diffusion, of their beginnings too.
         strength: what the reward is multiplied by.
         guesses: texts in which the masks of a particle are drawn to judge it, in each step.
         steps: network calls; by default one per mask.
@@ -85,19 +91,31 @@ class Particles(RevealSampler):
             raise ValueError(f"particles take languages and fixed tokens (got a {type(constraint).__name__})")
 
     def sample(self, run: SamplingRun) -> Tensor:
+        return self.texts(run, sample_at_once)
+
+    def texts(self, run: SamplingRun, write: Callable[[Sampler, SamplingRun], Tensor]) -> Tensor:
         if run.sharpening.temperature == 0 or run.sharpening.top_p < 1:
             raise ValueError(
                 "particles weight texts by their probabilities; they need a temperature above 0 and top_p 1"
             )
-        return torch.cat([self._draw(run.of_sequences(i, i + 1)) for i in range(len(run.seeds))])
+        return torch.cat([self._draw(run.of_sequences(i, i + 1), write) for i in range(len(run.seeds))])
 
-    def _draw(self, run: SamplingRun) -> Tensor:
-        """One text [1, L]."""
-        filter_ = _Filter(self, _repeated(run, self.count), RandomNumbers(run.seeds, 1))
-        found = filter_.run()
+    def _draw(self, run: SamplingRun, write: Callable[[Sampler, SamplingRun], Tensor]) -> Tensor:
+        """One text [1, L]. The callback is shown the first particle, and in the end the chosen one."""
+        filter_, shown, each = _Filter(self, run), itertools.count(), _repeated(run, self.count)
+
+        def show(step: int, t: float, x: Tensor) -> None:
+            del step
+            run.show(next(shown), t, x[:1])
+
+        if run.callback is not None:
+            each = replace(each, options=replace(each.options, callback=show))
+        found = filter_.result(write(filter_, each))
         if self.report is not None:
             self.report(found)
-        return found.tokens[found.chosen][None].to(run.device)
+        text = found.tokens[found.chosen][None].to(run.device)
+        run.show(next(shown), 0.0, text)
+        return text
 
 
 def _repeated(run: SamplingRun, count: int) -> SamplingRun:
@@ -115,47 +133,48 @@ def _repeated(run: SamplingRun, count: int) -> SamplingRun:
     )
 
 
-class _Filter:
-    """The particles of one text, from masks to the end."""
+class _Filter(RevealSampler):
+    """Draws the particles of one text, at once or in parts, and keeps their weights."""
 
-    def __init__(self, sampler: Particles, run: SamplingRun, random: RandomNumbers) -> None:
-        self._sampler, self._run, self._random = sampler, run, random
-        self._x = run.start(run.masks)
-        self._mask, self._device = run.process.vocab_size, run.device
+    name = "particles"
+    draws_together = True
+
+    def __init__(self, sampler: Particles, run: SamplingRun) -> None:
+        self._sampler, self._random, self._device = sampler, RandomNumbers(run.seeds, 1), run.device
         zeros = torch.zeros(sampler.count, dtype=torch.float64, device=run.device)
-        self._log_weights, self._log_old, self._old_promise = zeros, zeros, zeros
-        self._log_normalizer, self._sizes = 0.0, list[float]()
-        masks = int((self._x[0] == self._mask).sum())
-        self._steps = min(masks, sampler.steps or masks)
+        self._log_weights, self._old_promise = zeros, zeros
+        self._log_normalizer, self._sizes, self._calls = 0.0, list[float](), 0
 
-    @property
-    def _languages(self) -> LanguageConstraint | None:
-        constraint = self._run.constraint
-        return constraint if isinstance(constraint, LanguageConstraint) and constraint.spans else None
-
-    def run(self) -> ParticleSet:
-        """All steps, and the weighted result."""
-        self._run.show(0, 1.0, self._x)
+    def sample(self, run: SamplingRun) -> Tensor:
+        """The particles [N, L] of a run, from masks to the end."""
+        self._run, self._x, self._mask = run, run.start(run.masks), run.process.vocab_size
+        self._log_old = torch.zeros_like(self._log_weights)
+        masks = int((self._x == self._mask).sum(1).max())
+        self._steps = min(masks, self._sampler.steps or masks)
+        run.show(0, 1.0, self._x)
         for k in range(self._steps):
             rows = flat_places(self._x == self._mask)
+            if not len(rows):
+                break  # all have been replaced by texts that have ended
             outputs = self._outputs(rows)
             self._log_weights = self._log_weights + self._log_chances(rows, outputs) - self._log_old
             size = math.inf
             if bool(torch.isneginf(self._log_weights).any()):
                 size = self._effective_size()
                 rows, outputs = self._resampled(self._steps + k, outputs)  # nothing can be drawn for these particles
-            self._foresee(k, rows, outputs)
+            if len(rows):
+                self._foresee(k, rows, outputs)
             self._sizes.append(min(size, self._effective_size()))
             if self._sampler.count > 1 and self._sizes[-1] < LEAST_ESS * self._sampler.count:
                 rows, outputs = self._resampled(k, outputs)
-            self._reveal(k, rows, outputs)
+            if len(rows):
+                self._reveal(k, rows, outputs)
             self._run.show(k + 1, float((self._x == self._mask).double().mean()), self._x)
-        self._log_weights = self._log_weights - self._log_old
-        self._promise(self._x)
-        return self._result()
+        self._calls += 2 * self._steps
+        return self._x
 
     def _outputs(self, rows: Tensor) -> Tensor:
-        """The network's at all masks, [M, V]; as many masks in each particle."""
+        """The network's at all masks, [M, V]."""
         run = self._run
         least, most = float(-torch.expm1(-run.process.alpha_just_after_zero)), float(run.process.kernel(1.0).a)
         share = (self._x == self._mask).double().mean(1).clamp(least, most)
@@ -164,9 +183,10 @@ class _Filter:
 
     def _log_chances(self, rows: Tensor, outputs: Tensor) -> Tensor:
         """log Z of the languages given what is known, [N]."""
-        if self._languages is None:
+        languages = self._run.constraint
+        if not isinstance(languages, LanguageConstraint | BlockLanguages):
             return torch.zeros_like(self._log_weights)
-        return self._languages.log_normalizers(self._x, rows, outputs, self._run.sharpening)
+        return languages.log_normalizers(self._x, rows, outputs, self._run.sharpening)
 
     def _foresee(self, k: int, rows: Tensor, outputs: Tensor) -> None:
         if self._sampler.reward is None:
@@ -176,10 +196,11 @@ class _Filter:
             v = self._run.uniform(Use.GUESS, k * self._sampler.guesses + guess).flatten()[rows]
             tokens = self._run.draw_tokens(self._x, rows, outputs, slice(None), v)
             texts.append(put_at(self._x, rows, tokens))
-        self._promise(torch.cat(texts))
+        part = self._run.part
+        self._promise(torch.cat(texts) if part is None else part.texts(torch.cat(texts)))
 
     def _promise(self, texts: Tensor) -> None:
-        """The weights' gain by texts [G * N, L] that the particles may become."""
+        """The weights' gain by texts [G * N, n] that the particles may become, or begin with."""
         if self._sampler.reward is None:
             return
         rewards = self._sampler.reward(texts)
@@ -202,7 +223,7 @@ class _Filter:
     def _normalised(self) -> Tensor:
         """The weights as shares, [N]."""
         if not bool(torch.isfinite(self._log_weights).any()):
-            spans = self._languages.spans if self._languages else ()  # without a language, no weight is 0
+            spans = getattr(self._run.constraint, "spans", ())  # without a language, no weight is 0
             raise impossible(" and ".join(span.name for span in spans))
         return torch.softmax(self._log_weights, 0)
 
@@ -211,17 +232,21 @@ class _Filter:
 
     def _resampled(self, number: int, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Replace the particles by equally weighted ones: all masks of these, and the outputs there."""
-        count, u = self._sampler.count, float(self._random.uniform(Use.RESAMPLE, number)[0, 0])
+        count, u = self._sampler.count, float(self._random.uniform(Use.RESAMPLE, self._calls + number)[0, 0])
         ancestors = systematic(self._normalised(), u)
         self._log_normalizer += float(self._log_weights.logsumexp(0)) - math.log(count)
         self._log_weights = torch.zeros_like(self._log_weights)
+        masks = self._x == self._mask
+        place = masks.flatten().cumsum(0).view(masks.shape) - 1
+        kept = place[ancestors][masks[ancestors]]
         self._x, self._old_promise = self._x[ancestors], self._old_promise[ancestors]
-        outputs = outputs.view(count, -1, outputs.shape[-1])[ancestors].flatten(0, 1)
-        return flat_places(self._x == self._mask), outputs
+        if self._run.part is not None:
+            self._run = self._run.part.of_ancestors(ancestors)
+        return flat_places(self._x == self._mask), outputs[kept]
 
     def _reveal(self, k: int, rows: Tensor, outputs: Tensor) -> None:
         run, masks = self._run, self._x == self._mask
-        quota = -(-int(masks[0].sum()) // (self._steps - k))
+        quota = -(-masks.sum(1, keepdim=True) // (self._steps - k))
         order = run.uniform(Use.PLACE, k).masked_fill(~masks, 2.0)
         turn = masks & (order.argsort(1).argsort(1) < quota)
         chosen = flat_places(turn.flatten()[rows])
@@ -231,13 +256,15 @@ class _Filter:
         left = flat_places(~turn.flatten()[rows])
         self._log_old = self._log_chances(rows[left], outputs[left])
 
-    def _result(self) -> ParticleSet:
+    def result(self, x: Tensor) -> ParticleSet:
+        """The weighted texts, [N, L]."""
+        self._promise(x)
         shares = self._normalised()
         self._sizes.append(self._effective_size())
         u = float(self._random.uniform(Use.CHOOSE)[0, 0])
         chosen = min(int(torch.searchsorted(shares.cumsum(0), u * float(shares.sum()), right=True)), len(shares) - 1)
         total = self._log_normalizer + float(self._log_weights.logsumexp(0)) - math.log(len(shares))
-        return ParticleSet(self._x.cpu(), torch.log(shares).cpu(), total, tuple(self._sizes), chosen)
+        return ParticleSet(x.cpu(), torch.log(shares).cpu(), total, tuple(self._sizes), chosen)
 
 
 def systematic(shares: Tensor, u: float) -> Tensor:

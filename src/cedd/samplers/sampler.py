@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -50,6 +50,19 @@ STEPS = 256
 """Steps of `cedd.sample` unless given."""
 
 
+class BlockPlace(Protocol):
+    """The texts that the sequences of a run are blocks of."""
+
+    def texts(self, x: Tensor) -> Tensor:
+        """The texts up to the end of the block [G B, n], with the tokens x [G B, L] in it."""
+        ...
+
+    def of_ancestors(self, rows: Tensor) -> SamplingRun:
+        """The run of the block after the texts are replaced by those with these numbers [B], some of which may be the
+        same."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingRun:
     """A run that draws B sequences of L tokens."""
@@ -63,10 +76,10 @@ class SamplingRun:
     options: SamplingOptions
     sharpening: Sharpening
     constraint: Constraint | None
+    part: BlockPlace | None = None
+    """Given if the run draws one block of each text."""
     shared: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False, repr=False)
     """Values that depend on the process, the method and the options only, computed once for the runs of all blocks."""
-    is_block: bool = False
-    """Whether it draws one block of each text."""
 
     def once(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
         """The value of make(), cached by key and shared with the runs derived from this one."""
@@ -316,6 +329,8 @@ class Sampler(ABC):
     """Those of `OWN_OPTIONS` that it uses."""
     draws_jointly: ClassVar[bool] = False
     """Whether it draws all tokens by `SamplingRun.draw_tokens`, so that a `JointConstraint` can draw them instead."""
+    draws_together: ClassVar[bool] = False
+    """Whether the sequences of a run depend on each other, so that those that have ended belong to it too."""
 
     def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
         """Raise a ValueError for unsupported combinations; the message names an alternative."""
@@ -339,3 +354,12 @@ class Sampler(ABC):
     @abstractmethod
     def sample(self, run: SamplingRun) -> Tensor:
         """The sequences of the run, [B, L]."""
+
+    def texts(self, run: SamplingRun, write: Callable[[Sampler, SamplingRun], Tensor]) -> Tensor:
+        """The texts of the run, [B, L], which `write` writes by a sampler, at once or block by block."""
+        return write(self, run)
+
+
+def sample_at_once(sampler: Sampler, run: SamplingRun) -> Tensor:
+    """The sequences of a run, [B, L]."""
+    return sampler.sample(run)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from types import EllipsisType
 
 import torch
@@ -26,7 +25,7 @@ from cedd.samplers.options import NamedSampler, SamplingOptions
 from cedd.samplers.particles import Particles
 from cedd.samplers.random_numbers import check_shape, text_seeds
 from cedd.samplers.registry import get_sampler
-from cedd.samplers.sampler import Sampler, SamplingRun
+from cedd.samplers.sampler import Sampler, SamplingRun, sample_at_once
 
 TOKENS_AT_ONCE = 1 << 24
 """Tokens per batch by default; the host needs about 100 bytes for each."""
@@ -111,12 +110,13 @@ def sample(
         sharpening=Sharpening(temperature, top_p, _excluded(options.exclude, process.vocab_size, constraint)),
         constraint=constraint,
     )
-    at_once, draw = options.batch or max(1, TOKENS_AT_ONCE // shape[1]), found.sample
-    if in_blocks:
-        # One text at a time, so that its blocks are read in the same pieces whatever the prompts of the other texts.
-        at_once, draw = 1 if network.one_by_one else at_once, partial(sample_in_blocks, found)
+    at_once = options.batch or max(1, TOKENS_AT_ONCE // shape[1])
+    by_prompt = options.guidance is not None and "label" not in conditions
+    if in_blocks and (network.one_by_one or (by_prompt and bool((run.held != run.held[:1]).any()))):
+        at_once = 1  # so that the blocks of a text are read in the same pieces whatever the prompts of the other texts
+    write = sample_in_blocks if in_blocks else sample_at_once
     with evaluating(model):
-        drawn = _in_parts(lambda start, stop: draw(run.of_sequences(start, stop)), shape[0], at_once)
+        drawn = _in_parts(lambda start, stop: found.texts(run.of_sequences(start, stop), write), shape[0], at_once)
     network.check_outputs()
     return drawn
 

@@ -42,7 +42,7 @@ def weighted_texts(template: Template, loaded: LoadedModel, n: int, options: Sam
     template.draw(loaded, n, replace(options, on_particles=found.append))
     made: list[WeightedTexts] = []
     for one in found:
-        texts = [template.write(row.numpy()) for row in one.tokens]
+        texts = [template.write(row.numpy(), options.stop) for row in one.tokens]
         weights = one.log_weights.exp().tolist()
         made.append(WeightedTexts(texts[one.chosen], texts, weights, one.log_normalizer, one.effective_sizes))
     return made

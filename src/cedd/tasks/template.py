@@ -253,7 +253,8 @@ class Template:
         """The options with a reward of tokens instead of texts."""
         if (reward := options.reward) is None:
             return options
-        return replace(options, reward=lambda tokens: reward([self.write(row.cpu().numpy()) for row in tokens]))
+        stop = options.stop
+        return replace(options, reward=lambda tokens: reward([self.write(row.cpu().numpy(), stop) for row in tokens]))
 
     def fill(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, constraint: Constraint | None = None

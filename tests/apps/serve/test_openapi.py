@@ -44,6 +44,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "guided_json": {"guided_json": {"type": "null"}, "model": "masks"},
     "structured_outputs": {"structured_outputs": {"regex": "a*"}, "model": "masks"},
     "response_format": {"response_format": {"type": "text"}},
+    "particles": {"particles": 2, "guided_regex": "a*", "model": "masks"},
     "logprobs": {"logprobs": 1, "model": "next"},
 }
 """Requests for fields that only some models support."""

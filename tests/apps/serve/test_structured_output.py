@@ -39,6 +39,7 @@ ASKED = [
     ({"guided_json": json.dumps(SCHEMA)}, JSON),
     ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
     ({"structured_outputs": {"regex": "a+"}}, "a+"),
+    ({"guided_regex": "[ab]{2,5}c", "particles": 2}, "[ab]{2,5}c"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, JSON),
     ({"response_format": {"type": "text"}, "guided_regex": "[xyz]+"}, "[xyz]+"),
 ]
@@ -169,6 +170,8 @@ def test_invalid_constraints_are_refused_in_one_line(client: Any, body: dict[str
         ({"guided_regex": "é"}, "no text of"),
         ({"guided_regex": "(ab ){1000}"}, "the shortest takes at least 3,000"),
         ({"prompt": "a", "suffix": "b", "max_tokens": 4, "guided_choice": ["abc"]}, "no text of 4 tokens satisfies"),
+        ({"particles": 2}, "particles need a constraint, such as guided_regex"),
+        ({"guided_regex": "a+", "particles": 2, "temperature": 0}, "they need a temperature above 0 and top_p 1"),
     ],
 )
 def test_constraints_without_a_text_of_this_length_are_refused(client: Any, body: dict[str, Any], message: str):

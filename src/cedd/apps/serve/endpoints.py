@@ -38,6 +38,7 @@ MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 5
 MAX_STOPS = 4
 MAX_MESSAGES = 256
+MAX_PARTICLES = 64
 MAX_NAME_CHARACTERS = 200
 """Characters of a model's name."""
 UNSUPPORTED = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "presence_penalty": 0}
@@ -105,6 +106,7 @@ def requested_sampling(
         grid=fields.choice("grid", GRIDS, None),
         label=fields.text("label", MAX_NAME_CHARACTERS, "") or None,
         guidance=fields.number("guidance", 0.0, 100.0, None),
+        particles=fields.integer("particles", 1, MAX_PARTICLES, None),
     )
     model = registry[name]
     try:
@@ -301,11 +303,14 @@ def constrained_width(model: LanguageModel, prompt: str, given: int, language: L
 
 
 def check_condition(options: SamplingOptions, template: Template, model: LanguageModel) -> None:
-    """Refuse guidance without a condition: a label, or given text that masks can replace."""
-    hides = model.process.has_mask and not model.writes_blocks
+    """Refuse guidance without a condition (a label, or given text that masks can replace), and particles without a
+    constraint."""
+    hides = model.process.has_mask
     if options.guidance is not None and options.label is None and not (hides and bool(template.given.any())):
         kinds = "a label, a prompt or other given text" if hides else "a label"
         reject(f"guidance needs a condition: {kinds}")
+    if options.particles is not None and not template.spans:
+        reject("particles need a constraint, such as guided_regex")
 
 
 def check_spans(template: Template) -> Template:

@@ -86,7 +86,8 @@ class GenerationTask:
             for one, (start, stop) in zip(steps, parts, strict=True):
                 one.show(step, t, x[start:stop])
 
-        options = replace(self.options, seeds=seeds, callback=callback)
+        particles = self.options.particles is not None  # whose steps are not those of a text
+        options = replace(self.options, seeds=seeds, callback=None if particles else callback)
         if self.key is None:
             drawn = self.template.draw(loaded, len(seeds), options)
         else:

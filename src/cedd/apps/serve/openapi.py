@@ -43,6 +43,7 @@ MEANINGS: Mapping[str, str] = {
     "messages": "The conversation so far. The last message is the one to answer.",
     "model": "Name of the model. Default: the first one that supports the task.",
     "n": "Number of texts per prompt.",
+    "particles": "Weighted candidates per text, so that texts under a constraint follow the model's distribution.",
     "passes": "Passes over the text (engine letters).",
     "prompt": "Text to continue, or a list of texts.",
     "rate": "Expected share of wrong letters (engine letters).",
