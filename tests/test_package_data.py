@@ -125,9 +125,10 @@ def test_the_writer_is_loaded_in_a_second():
     assert time.process_time() - began < 2.0  # of one core; slow ones are not in a hurry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "counts"),
-    [(PROSE, (27, 516)), pytest.param(PROSE + MORE_PROSE, (93, 1770), marks=pytest.mark.slow)],
+    [(PROSE, (27, 516)), (PROSE + MORE_PROSE, (93, 1770))],
     ids=["a passage", "three passages"],
 )
 def test_the_model_mends_letters_and_leaves_the_rest(model, text, counts):

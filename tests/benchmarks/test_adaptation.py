@@ -37,6 +37,7 @@ def test_every_cell_has_a_configuration(tmp_path: Path) -> None:
         assert (config.method == "ar") == (cell == "ar")
 
 
+@pytest.mark.slow
 def test_cells_are_trained_measured_and_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_the_check_of_json(number: int, inside: list[str], outside: list[str]):
     assert not any(benchmark.is_valid(text, schema) for text in outside)
 
 
+@pytest.mark.slow
 def test_costs_and_samples_are_measured_and_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

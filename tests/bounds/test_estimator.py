@@ -95,8 +95,10 @@ def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str)
     torch.testing.assert_close(differences, differences[:1].expand(len(data)), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("process", [cedd.roulette(V, 0.05), cedd.hybrid(V, 0.99)], ids=["roulette .05", "hybrid .99"])
-@pytest.mark.parametrize("method", ["sedd", "sedds"])
+@pytest.mark.parametrize(
+    ("process", "method"),
+    covering(itertools.product((cedd.roulette(V, 0.05), cedd.hybrid(V, 0.99)), ("sedd", "sedds"))),
+)
 def test_ratios_of_tokens_that_are_shuffled_many_times_are_met(process: TokenProcess, method: str) -> None:
     """Within 4 standard errors, each below 3% of the bound: with rare draws that weigh much they were up to 16%."""
     everything = torch.cartesian_prod(torch.arange(V), torch.arange(V)).repeat(200, 1)
@@ -631,6 +633,7 @@ def test_many_rounds_are_not_settled_again_after_each(monkeypatch: pytest.Monkey
     assert len(settled) <= 18
 
 
+@pytest.mark.slow
 def test_many_small_rounds_have_an_error() -> None:
     """Rounds of a draw or two a half have no four neighbours in time: their differences must not be taken for 0."""
     process = PROCESSES["absorb"]

@@ -96,17 +96,17 @@ def jumping(t: torch.Tensor) -> torch.Tensor:
     return torch.where(t < 0.37, 0.2, 0.9).double()
 
 
+STEEP = {"hybrid, steep": cedd.hybrid(V, rise=0.2, fall=0.9), "jump": cedd.eroulette(V, mask_share=jumping)}
+
+
 @pytest.mark.parametrize(
-    "process",
-    [*PROCESSES.values(), cedd.hybrid(V, rise=0.2, fall=0.9), cedd.eroulette(V, mask_share=jumping)],
-    ids=[*PROCESSES, "hybrid, steep", "eroulette, with a jump"],
+    ("name", "shares"), covering(itertools.product(PROCESSES | STEEP, (CLEAN_IS_FREE, CLEAN_COSTS, JUMPS_COST)))
 )
-@pytest.mark.parametrize("shares", [CLEAN_IS_FREE, CLEAN_COSTS, JUMPS_COST])
-def test_secants_find_the_times_that_bisection_finds(process: cedd.TokenProcess, shares: Shares) -> None:
+def test_secants_find_the_times_that_bisection_finds(name: str, shares: Shares) -> None:
     """To the bit, up to the power of a share, in which two ways of calling it differ by rounding."""
     v = torch.cat([torch.rand(500, generator=generator(1), dtype=torch.float64), torch.tensor([0.0, 1e-9, 1e-5, 1.0])])
     for low in (0.0, 0.01):
-        times = PathTimes(process, 64, low, shares)
+        times = PathTimes((PROCESSES | STEEP)[name], 64, low, shares)
         share = bisect(lambda share, times=times: times.v(times.after(share)), v.clamp_min(1e-9), 0.0, 1.0, halvings=48)
         assert float((times.time(v) - times.after(share)).abs().max()) <= 16 * 2.0**-48 + 1e-15
 

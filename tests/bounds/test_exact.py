@@ -102,7 +102,7 @@ def stopped_path(process: TokenProcess, p0: np.ndarray, score: reference.Score, 
     return total
 
 
-@pytest.mark.parametrize("name", ["uniform", "roulette", "eroulette"])
+@pytest.mark.parametrize("name", ["uniform", "roulette", pytest.param("eroulette", marks=pytest.mark.slow)])
 def test_a_path_that_stops_early_pays_for_its_last_step(name: str) -> None:
     """The bound, and the law that is drawn from, of scaled scores whose path ends at t0 with p(x_t | z) s_z."""
     process, method = PROCESSES[name], cedd.METHODS["sedds"].with_stop(STOP)
@@ -141,7 +141,9 @@ def test_a_path_that_stops_early_pays_for_its_last_step(name: str) -> None:
     assert float(-np.sum(flat * np.log(drawn))) / L <= bound
 
 
-@pytest.mark.parametrize(("name", "bound"), itertools.product(("absorb", "uniform", "roulette"), ("j1", "j2")))
+@pytest.mark.parametrize(
+    ("name", "bound"), covering(itertools.product(("absorb", "uniform", "roulette"), ("j1", "j2")))
+)
 def test_the_papers_bounds_are_cut_where_the_papers_are(name: str, bound: Bound) -> None:
     """The mean over t in (1e-4, 1) stands for the mean over all; the analytic terms of j2 are those of the whole."""
     process = PROCESSES[name]
@@ -204,7 +206,7 @@ def runge_kutta(matrices: np.ndarray, law: np.ndarray, h: float) -> np.ndarray:
         ("uniform", "cedd"),
         ("roulette", "sedd"),
         ("roulette", "bayes"),
-        ("running share", "bayes"),
+        pytest.param("running share", "bayes", marks=pytest.mark.slow),
     ],
 )
 def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> None:
@@ -276,7 +278,7 @@ def test_a_perfect_network_reaches_the_entropy_up_to_its_prior(name: str) -> Non
 # ---- a schedule that does not start at zero ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [cedd.absorb, cedd.uniform, cedd.roulette])
+@pytest.mark.parametrize("make", [cedd.absorb, pytest.param(cedd.uniform, marks=pytest.mark.slow), cedd.roulette])
 def test_the_jump_of_a_geometric_schedule_is_part_of_the_bound(make) -> None:
     p0 = random_data(V, L, seed=6)
     for sigma_min in (0.02, 0.3):
@@ -335,8 +337,10 @@ def corrected(strength: float, start: float, stop: float) -> cedd.Method:
     return replace(dfm, dynamics=dfm.dynamics.with_corrector(cedd.Corrector(strength, start, stop)))
 
 
-@pytest.mark.parametrize("powers", [(0.0, 0.0, 0.0), (1.0, 0.5, 0.5)])
-@pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Polynomial(2.0)])
+@pytest.mark.parametrize(
+    ("schedule", "powers"),
+    covering(itertools.product((cedd.LogLinear(), cedd.Polynomial(2.0)), ((0.0, 0.0, 0.0), (1.0, 0.5, 0.5)))),
+)
 def test_flow_matching_by_sums(schedule: cedd.Schedule, powers: tuple[float, float, float]) -> None:
     """With its corrector: 1 + b times as fast, and back to the mask at b kappa'/kappa."""
     process, p0, method = cedd.absorb(V, schedule), random_data(V, L, seed=1), corrected(*powers)

@@ -275,8 +275,7 @@ def test_text_is_not_taken_for_a_path(text):
         (1200, [], True),
         (300, [], False),
         (1200, ["--json"], False),
-        (1200, ["--in-place"], True),
-        (1200, ["--suggest", "2"], True),
+        *(pytest.param(1200, more, True, marks=pytest.mark.slow) for more in (["--in-place"], ["--suggest", "2"])),
     ],
 )
 def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, monkeypatch):

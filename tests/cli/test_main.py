@@ -355,6 +355,7 @@ def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
     assert "\x1b" not in shown
 
 
+@pytest.mark.slow
 def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
     assert main(["infill", run, f"{ESCAPE}____", "--steps", "2"]) == 0
     assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())

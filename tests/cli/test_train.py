@@ -252,9 +252,8 @@ def wait_for_steps(child: BaseProcess, out: Path, meanwhile: Callable[[], object
 LONG = ("--json", "--steps", "100000", "--checkpoint-every", "100000", "--log-every", "1")
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_is_the_exit_code(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
     """The real thing, from outside: 128 and the signal's number, a message, a checkpoint; the same command goes on."""
     start_server()
@@ -290,6 +289,7 @@ def test_a_terminal_that_goes_away_costs_nothing(words: Words, out: Path):
     assert len(checkpoint_steps(out)) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_no_half_written_folder(words: Words, out: Path, tmp_path: Path):
     start_server()
     run = [*words, "--checkpoint-every", "2"]

@@ -162,7 +162,7 @@ def test_long_texts_are_compiled_in_seconds(language, states):
         ("(a{500}){500}", "more than 200,000 parts"),
         ("(a|b)*a(a|b){20}", "more than 20,000 states"),
         ("a|" * 20_000, "at most 20,000 characters"),
-        (".{9000}", "more than 20,000 states"),
+        pytest.param(".{9000}", "more than 20,000 states", marks=pytest.mark.slow),
     ],
 )
 def test_patterns_that_are_too_large_are_refused_at_once(pattern, message):

@@ -95,20 +95,22 @@ def test_matches_the_sequences_whose_text_matches(name):
     tokens, ends = few_tokens(tokenizer), set(tokenizer.texts.ends)
     special = {i for i, content in enumerate(tokenizer.texts.contents) if content is None}
     inside = {i for i, content in enumerate(tokenizer.texts.beginnings or ()) if content is None} - special
+    texts = dict[tuple[int, ...], str | None]()
+    for ids in itertools.chain.from_iterable(itertools.product(tokens, repeat=length) for length in range(4)):
+        text = tokenizer.decode(ids, mask=None)
+        allowed = not special & set(ids) and not (ids and ids[0] in inside)
+        texts[ids] = text if allowed and "\N{REPLACEMENT CHARACTER}" not in text else None
     for pattern in PATTERNS:
         language = regex(pattern)
         exact = compile_tokens(language.automaton, tokenizer.texts, may_end=False)
         ending = compile_tokens(language.automaton, tokenizer.texts, may_end=True)
-        for length in range(4):
-            for ids in itertools.product(tokens, repeat=length):
-                allowed = not special & set(ids) and not (ids and ids[0] in inside)
-                text = tokenizer.decode(ids, mask=None)
-                expected = allowed and "\N{REPLACEMENT CHARACTER}" not in text and language.matches(text)
-                assert exact.matches(ids) == expected, (pattern, ids)
-                end = next((place for place, token in enumerate(ids) if token in ends), None)
-                if end is not None:
-                    expected = exact.matches(ids[:end])
-                assert ending.matches(ids) == expected, (pattern, ids)
+        for ids, text in texts.items():
+            expected = text is not None and language.matches(text)
+            assert exact.matches(ids) == expected, (pattern, ids)
+            end = next((place for place, token in enumerate(ids) if token in ends), None)
+            if end is not None:
+                expected = exact.matches(ids[:end])
+            assert ending.matches(ids) == expected, (pattern, ids)
 
 
 def test_byte_tokens():

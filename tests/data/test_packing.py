@@ -104,11 +104,11 @@ def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: p
     draw = random.Random(0)
     documents = [" ".join(draw.choices(["the", "cat", "sat", "on.\n"], k=draw.randint(1, 300))) for _ in range(60)]
     contents = []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         pack(TextCorpus(documents), BPE, 16, cache=tmp_path / str(workers), workers=workers)
         (folder,) = cached_folders(tmp_path / str(workers))
         contents.append((folder.name, *((folder / name).read_bytes() for name in (TOKENS_FILE, HEADER_FILE))))
-    assert contents[0] == contents[1] == contents[2]
+    assert contents[0] == contents[1]
 
 
 def test_a_short_text_is_encoded_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

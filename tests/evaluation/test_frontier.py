@@ -190,6 +190,7 @@ def test_another_judge_of_the_same_name_is_refused(runs, tmp_path, capsys):
     assert main(["genppl", "--frontier", str(folder), "--judge", str(tmp_path / "elsewhere" / "causal")]) == 0
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, monkeypatch):
     folder, drawn = tmp_path / "curves", []
     draw = LoadedModel.draw

@@ -235,6 +235,7 @@ def test_a_text_depends_on_its_own_seed_and_prompt_alone() -> None:
     assert torch.equal(longer[:, :24], together)
 
 
+@pytest.mark.slow
 def test_batches_that_read_together_agree_with_texts_alone() -> None:
     """Up to the rounding of matrix products, which draws of tokens do not show here."""
     model, seeds = network(), text_seeds(3, 6)
@@ -279,6 +280,7 @@ def test_beyond_the_context_only_the_window_counts() -> None:
     assert not torch.equal(changed[:, 8:16], text[:, 8:16])
 
 
+@pytest.mark.slow
 def test_texts_of_any_length() -> None:
     """The last block is drawn whole and cut: a longer text begins with a shorter one."""
     model = network()
@@ -414,7 +416,7 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
     assert freed() is None  # with its recordings, before any garbage is collected
 
 
-@pytest.mark.parametrize("fails", ["_NextBlock", pytest.param("_HeadAnd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fails", [pytest.param("_NextBlock", marks=pytest.mark.slow), "_HeadAnd"])
 def test_sampling_continues_when_a_recording_fails(fails: str) -> None:
     """The second recording with guidance, or the step of a sampler: the texts are those of the network itself."""
     model, tried = network(labels=2), list[str]()

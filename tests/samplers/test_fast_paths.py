@@ -88,10 +88,10 @@ HELD = cedd.Fixed(
     [
         ("absorb", "cedd", {}),
         ("absorb", "cedd", {"constraint": HELD}),
-        ("absorb", "cedd", {"sampler": "remask-capped"}),
+        pytest.param("absorb", "cedd", {"sampler": "remask-capped"}, marks=pytest.mark.slow),
         ("absorb", "cedd", {"sampler": "remask-rescaled", "final_denoise": False, "t_start": 0.7}),
         ("absorb", "dfm", {"corrector": cedd.Corrector(2.0)}),
-        ("roulette", "bayes", {}),
+        pytest.param("roulette", "bayes", {}, marks=pytest.mark.slow),
         ("roulette", "cedd-star", {"constraint": HELD, "temperature": 0.8}),
         ("uniform", "bayes", {"sampler": "euler"}),
     ],
@@ -390,8 +390,9 @@ class Lookup:
         return hidden
 
 
-@pytest.mark.parametrize("options", SHARPENED[2:])
-@pytest.mark.parametrize("sampler", [*CONFIDENCE_ORDERS, "gibbs", "remask-confidence"])
+@pytest.mark.parametrize(
+    ("sampler", "options"), covering(product((*CONFIDENCE_ORDERS, "gibbs", "remask-confidence"), SHARPENED[2:]))
+)
 def test_chunks_of_any_size_give_the_same(sampler: str, options: dict[str, Any], monkeypatch) -> None:
     process, how = cedd.absorb(20), {"sampler": sampler, "steps": 6, **options}
     at_once = drawn(Lookup(), process, "cedd", **how)

@@ -2,6 +2,7 @@
 mixture at each position."""
 
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ def agrees(text: tuple[int, ...], seen: tuple[int, ...]) -> bool:
     return all(token in (own, MASK) for own, token in zip(text, seen, strict=True))
 
 
+@cache
 def weight(seen: tuple[int, ...], condition: int) -> float:
     """p(x_t, c), the sum over the texts behind the masks; both for an unknown condition."""
     which = slice(None) if condition == UNKNOWN_LABEL else condition

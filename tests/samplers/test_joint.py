@@ -86,8 +86,7 @@ def test_the_law_is_that_of_the_network_given_the_constraint(sampler: str, given
     assert p_value(counted(sample(network, cedd.absorb(V), (n, L), method="cedd", **how)), law) > ERROR_RATE
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(("sampler", "watched"), covering(itertools.product(SAMPLERS, (False, True))))
 def test_every_text_is_allowed(sampler: str, watched: bool) -> None:
     callback = (lambda step, t, x: None) if watched else None
     how = {"sampler": sampler, "steps": 3, "constraint": sum_is_zero(), "callback": callback, "temperature": 0.7}

@@ -64,7 +64,14 @@ def draw(network, n: int, **how) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "steps"), [*((sampler, 3) for sampler in SAMPLERS), ("analytic", 1), ("entropy", 1)]
+    ("sampler", "steps"),
+    [
+        *(
+            pytest.param(sampler, 3, marks=pytest.mark.slow if sampler in ("probability", "margin") else ())
+            for sampler in SAMPLERS
+        ),
+        *(("analytic", 1), ("entropy", 1)),
+    ],
 )
 def test_blind_networks_give_the_product_law(sampler, steps):
     """Then every call has the same law, whatever is revealed at once."""

@@ -68,7 +68,7 @@ def reward(x: torch.Tensor) -> torch.Tensor:
         pytest.param(1, 3, 0.0, True, 250, marks=pytest.mark.slow),
         pytest.param(4, 3, 1.3, True, 80, marks=pytest.mark.slow),
         pytest.param(3, 2, -0.7, True, 250, marks=pytest.mark.slow),
-        (2, 2, 1.0, False, 250),
+        (2, 2, 1.0, False, 150),
     ],
 )
 def test_weights_are_unbiased_for_every_text(count, steps, strength, language, runs):
@@ -91,6 +91,7 @@ def test_weights_are_unbiased_for_every_text(count, steps, strength, language, r
     assert abs(total.mean() - expected.sum()) < FALSE_ALARM * total.std() / math.sqrt(runs) + 1e-9
 
 
+@pytest.mark.slow
 def test_more_particles_come_closer_to_the_law_given_the_language():
     """The distance to p(x | language) of one particle, whose law is the tilted one, and of 16 by their weights."""
     law, network = base_law(L), table()
@@ -137,7 +138,7 @@ def test_particles_that_can_no_longer_satisfy_the_constraint_are_replaced(streng
         outputs[(x == 0).any(1), :, 0] = -math.inf
         return outputs
 
-    found, runs = list[ParticleSet](), 30
+    found, runs = list[ParticleSet](), 20
     sampler = Particles(8, reward=(lambda x: (x == 1).sum(1)) if strength else None, strength=strength)
     sampler = replace(sampler, report=found.append)
     language = constraint("aaa|bbb", V, L)

@@ -246,7 +246,7 @@ def test_intervals_of_probabilities_contain_those_of_many_draws(models):
     model, labels = models["char"], ["abcde", "edcba", "bbbbb"]
     exact = model.classify("the", ["a", "b"])
     assert exact.intervals == {label: (p, p) for label, p in exact.probabilities.items()}
-    certain = model.classify("the", labels, draws=600)
+    certain = model.classify("the", labels, draws=300)
     inside = []
     for seed in range(12):
         found = model.classify("the", labels, draws=3, seed=seed)

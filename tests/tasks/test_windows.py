@@ -225,7 +225,7 @@ def test_texts_depend_on_their_seeds_alone(runs):
     """Not on how many are drawn at once; and a blank like another is not filled like it."""
     three = infill(runs["cedd"], LONG, 3, options=FAST)
     assert len(set(three)) == 3
-    for more in (replace(FAST, batch=2), replace(FAST, batch=1), replace(FAST, deterministic=True)):
+    for more in (replace(FAST, batch=2), replace(FAST, deterministic=True)):
         assert infill(runs["cedd"], LONG, 3, options=more) == three
     assert infill(runs["cedd"], LONG, 1, options=FAST) == three[:1]
     seeds = cedd.samplers.text_seeds(0, 3)

@@ -162,11 +162,11 @@ def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
 
 
 def train_in_time(ranks: Ranks, config: TrainConfig, output: Path) -> None:
-    """As many steps as fit a minute, at most 40, by clocks of which the second runs away; each rank writes how many it
+    """As many steps as fit a minute, at most 15, by clocks of which the second runs away; each rank writes how many it
     took."""
     speed = 1e6**ranks.rank
     cedd.training.time_limit.time = SimpleNamespace(monotonic=lambda: speed * time.monotonic())  # type: ignore[attr-defined]
-    result = Trainer(config, ranks, Console(quiet=True), TimeLimit(60.0, first=2, every=5, most=40)).run()
+    result = Trainer(config, ranks, Console(quiet=True), TimeLimit(60.0, first=2, every=5, most=15)).run()
     (output / f"rank{ranks.rank}").write_text(str(result.step))
 
 

@@ -54,6 +54,7 @@ def test_killed_inside_a_save(config: Make, never_killed: Path, point: str):
     assert not hidden
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(config: Make, never_killed: Path):
     """Somewhere after the steps 2, 5 and 8 were logged: mostly in a step, or in the save after 3, 6 or 9."""
     settings, chance = config("killed", SETTINGS), random.Random(0)
@@ -81,7 +82,11 @@ def campaign(tmp_path: Path) -> Campaign:
 SMALL = (kills_in_packing, kills_in_export, full_disk, damage, exchanges, two_at_once)
 
 
-@pytest.mark.parametrize("part", SMALL, ids=lambda part: part.__name__)
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=pytest.mark.slow if part is kills_in_packing else ()) for part in SMALL],
+    ids=lambda part: part.__name__,
+)
 def test_a_few_faults_of_every_kind(campaign: Campaign, part: Callable[[Campaign], None]):
     part(campaign)
     assert campaign.counts
@@ -99,6 +104,7 @@ def test_a_campaign_of_faults(tmp_path: Path, part: Callable[[Campaign], None]):
     assert not campaign.lost
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_not_found_is_counted_as_lost(campaign: Campaign, monkeypatch: pytest.MonkeyPatch):
     """So the campaign can fail."""
     monkeypatch.setattr("tests.training.faults.open_packed", lambda folder: open_packed(folder, verify=False))

@@ -100,10 +100,10 @@ def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytes
         dict(model.model.named_parameters())["backbone.conditioning.modulation.weight"].normal_()
         head.normal_()
     how: Any = {"length": 12, "seed": 0, "steps": 8}
-    texts = {label: model.generate(6, label=label, **how) for label in model.labels}
+    texts = {label: model.generate(3, label=label, **how) for label in model.labels}
     assert len({tuple(one) for one in texts.values()}) == 3
-    guided = [model.generate(6, label="yes", guidance=w, **how) for w in (0, 0.5, 1)]
-    assert guided[0] == model.generate(6, **how)
+    guided = [model.generate(3, label="yes", guidance=w, **how) for w in (0, 0.5, 1)]
+    assert guided[0] == model.generate(3, **how)
     assert guided[2] == texts["yes"]
     assert guided[1] not in (guided[0], guided[2])
     assert model.infill("a____{11}", n=4, label="no", seed=1, steps=8) != model.infill(
@@ -113,7 +113,7 @@ def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytes
         model.generate(label="ye")
     with pytest.raises(ValueError, match="label: invalid choice: 5; use one of 1, no, yes"):
         model.generate(label=5)
-    assert model.generate(6, label=1, **how) == texts["1"]
+    assert model.generate(3, label=1, **how) == texts["1"]
     assert main(["sample", str(made.out), "--label", "maybe"]) == 2
     assert capsys.readouterr().err.startswith("cedd: error: --label: invalid choice: 'maybe'")
 

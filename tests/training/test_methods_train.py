@@ -26,8 +26,9 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
 
 
 def cases() -> list[Any]:
-    """The pairs; in the default tests every method on roulette or its only process, and bayes on every process."""
-    usual = [(m, p) for m, p in PAIRS if m == "bayes" or m not in DIFFUSION or p["process.name"] == "roulette"]
+    """The pairs; in the default tests every method on roulette or its only process, and bayes on hybrid."""
+    others = {("bayes", "hybrid"), *((method, "absorb") for method in ("dfm", "ar"))}
+    usual = [(m, p) for m, p in PAIRS if p["process.name"] == "roulette" or (m, *p.values()) in others]
     return [
         pytest.param(
             *pair, id="-".join([pair[0], *map(str, pair[1].values())]), marks=[] if pair in usual else pytest.mark.slow

@@ -103,6 +103,7 @@ def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
     assert torch.tensor(low).sub(torch.tensor(wide)).abs().max() < (0.1 if has_bf16_matmul() else 1e-12)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_in_bf16_is_the_run(config: Make):
     changes = {"precision": "bf16"}
     run(config("whole", changes))

@@ -60,7 +60,9 @@ def whole(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
         ),
         {"method": "ar", "process.name": "absorb", "batch.accumulate": 2, "optimizer.weight_decay": 0.1},
         pytest.param({"optimizer.matrices": "muon"}, marks=pytest.mark.slow),  # in blocks by default
-        {"optimizer.ema_every": 3},  # the checkpoint lies between two moves of the average
+        pytest.param(
+            {"optimizer.ema_every": 3}, marks=pytest.mark.slow
+        ),  # the checkpoint lies between two moves of the average
     ],
     ids=["cedd-star", "sedd", "ar", "muon", "average"],
 )
@@ -91,6 +93,7 @@ def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: 
     assert_same_run(whole, config("crashed").out)
 
 
+@pytest.mark.slow
 def test_the_rhythm_of_checkpoints_changes_nothing(config: Make, whole: Path):
     with pytest.raises(Crash):
         run(config("crashed", {"checkpoint_every": 3}), crash_at(8))

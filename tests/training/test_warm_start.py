@@ -77,6 +77,7 @@ def test_an_imported_network_learns(config: Make, tmp_path: Path) -> None:
     assert fixed_loss(begun) < before - 0.1
 
 
+@pytest.mark.slow
 def test_blocks_stay_wrapped(config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A network that was trained between two ends of documents is trained on, and measured, so."""
     settings = config("run")
@@ -162,7 +163,7 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
         parse("train", words[3:])
 
 
-@pytest.mark.parametrize("depth", [1, 2])  # as many blocks, and more
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])  # as many blocks, and more
 def test_a_resumed_run_does_not_need_what_it_started_from(
     config: Make, first: TrainConfig, depth: int, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_models_on_one_text_are_compared(model: Path, runs: list[Path], tmp_path
     assert "held-out" not in page
 
 
+@pytest.mark.slow
 def test_the_text_of_a_report_can_be_wrapped(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = str(runs[0].parent / "words.txt")
     assert main(["report", str(runs[0]), "--wrap", "bos-eos", "--device", "cpu"]) == 2

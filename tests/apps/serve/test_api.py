@@ -209,7 +209,13 @@ def streamed(reply: Any, n: int) -> tuple[list[str], list[str]]:
     return [text + choice["text"] for text, choice in zip(before, last["choices"], strict=True)], before
 
 
-@pytest.mark.parametrize("sampler", ["analytic", "first-hitting", "probability", "remask-capped", "gibbs"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        *("analytic", "first-hitting", "remask-capped"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("probability", "gibbs")),
+    ],
+)
 def test_text_is_streamed_once_it_is_final(client: Any, sampler: str):
     """With samplers that may change tokens later, all text comes at the end."""
     asked = {"model": "masks", "prompt": "the ", "max_tokens": 24, "n": 3, "seed": 5, "steps": 12, "sampler": sampler}
@@ -308,7 +314,7 @@ QUICK_PAGES = ("a page", "as many tokens as fit", "characters that nobody knows"
             pytest.param("small", text, id=name, marks=() if name in QUICK_PAGES else pytest.mark.slow)
             for name, text in PAGES.items()
         ),
-        pytest.param("masks", PAGES["a blank wider than a window"], id="by masks"),
+        pytest.param("masks", PAGES["a blank wider than a window"], id="by masks", marks=pytest.mark.slow),
     ],
 )
 def test_infilling_of_any_length_agrees_with_the_model(client: Any, registry: ModelRegistry, name: str, text: str):
@@ -449,7 +455,10 @@ class SpaceAndHalf(ByteTokenizer):
         return b"".join(b" \xf0" if i == 255 else bytes([i]) for i in ids).decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("parts", [["a ", 5, " ", 5, " b"], [6, "\u00e9", 4], ["a", 10]])
+@pytest.mark.parametrize(
+    "parts",
+    [["a ", 5, " ", 5, " b"], *(pytest.param(p, marks=pytest.mark.slow) for p in ([6, "\u00e9", 4], ["a", 10]))],
+)
 def test_pieces_always_join_to_the_text(parts: list[str | int]):
     """Also if a character would span two blanks or begins with the given space. Replacement characters appear only if
     the text has them."""
@@ -522,7 +531,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Langu
         yield client, made
 
 
-@pytest.mark.parametrize("block", [None, 1])
+@pytest.mark.parametrize("block", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path, block: int | None):
     """Of an autoregressive model, and of one that writes blocks of one token."""
     if block is None:
@@ -918,6 +927,7 @@ def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(registry: Mo
         assert steps
 
 
+@pytest.mark.slow
 def test_other_requests_are_answered_while_a_long_text_is_filled(registry: ModelRegistry):
     """A text that fits into a window joins the network calls of the windows."""
     asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1, "stream": True}
