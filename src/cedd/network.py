@@ -229,7 +229,8 @@ class HasCache(Protocol):
     def head(self) -> Callable[[Tensor], Tensor]: ...
 
     def new_cache(self, batch: int, length: int | None = None) -> Any:
-        """An empty cache for `batch` sequences of at most `length` tokens."""
+        """An empty cache for `batch` sequences of at most `length` tokens. In block diffusion, its `of_rows(rows)` is a
+        cache for some of the sequences, and `take(rows)` replaces the sequences by those with these numbers."""
         ...
 
     @property

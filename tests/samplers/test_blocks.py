@@ -649,3 +649,5 @@ def test_a_llama_type_network_writes_blocks(causal_past: bool, shift: bool, star
             finished.read(text[:, known : known + WIDTH])
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "context": LENGTH}
     assert torch.equal(*(sample(model, MASKS, (2, 24), cache=cache, **how) for cache in (True, False)))
+    how |= {"particles": 3, "reward": lambda x: (x == 5).double().mean(1), "strength": 60.0}
+    assert torch.equal(*(sample(model, MASKS, (1, 24), cache=cache, **how) for cache in (True, False)))

@@ -17,7 +17,7 @@ import torch
 
 from cedd.apps.correct.numpy_network import NumpyNetwork
 from cedd.apps.serve.endpoints import completion
-from cedd.apps.serve.generation import StepStream, alternatives, stacked_constraint
+from cedd.apps.serve.generation import GenerationTask, StepStream, alternatives, stacked_constraint
 from cedd.apps.serve.limits import Limits
 from cedd.apps.serve.pieces import TemplatePieces
 from cedd.apps.serve.registry import ModelRegistry
@@ -30,6 +30,7 @@ from cedd.models.locate import pretrained_root
 from cedd.samplers import SAMPLERS, SamplingOptions, text_seeds
 from cedd.samplers.feature_cache import FeatureCache
 from cedd.tasks import LanguageModel, generate, infill, load, parse_template
+from cedd.tasks.generate import prompt_template
 from cedd.tasks.template import Template
 from tests.apps.serve.servers import IN_THE_CLEAR, events, httpx, served, until
 from tests.tasks.models import save_random
@@ -168,6 +169,12 @@ def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, pr
         streams, _ = streamed(client.post("/v1/completions", json={**longer, "stream": True}), 1)
         usual = client.post("/v1/completions", json={"prompt": "the ", "steps": 1}).json()["usage"]
         most = client.post("/v1/completions", json={**asked, "max_tokens": 4097})
+        guided = {**asked, "guidance": 2.0}
+        if process == "absorb":
+            towards, _ = streamed(client.post("/v1/completions", json={**guided, "stream": True}), 2)
+            assert towards == model.generate(2, length=24, prompt="the ", seed=5, guidance=2.0)
+        else:
+            assert client.post("/v1/completions", json=guided).status_code == 422  # there are no masks
     assert found == wanted == [choice["text"] for choice in several[:2]]
     assert [len(choice["text"]) for choice in several[2:]] == [29, 29]
     text = long["choices"][0]["text"]  # of more tokens than the model reads, as is its prompt
@@ -178,6 +185,17 @@ def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, pr
     assert any(before) == (process == "absorb")
     assert filled["texts"] == [model.infill("the ____", seed=5)]
     assert "alternatives" not in filled["tokens"][0]
+
+
+def test_blocks_guided_by_different_prompts_are_not_one_batch(tmp_path: Path):
+    model = load(save_blocks(tmp_path / "blocks"), device="cpu")
+    keys = [
+        GenerationTask("blocks", model, prompt_template(model, prompt, 24), [1], options, lambda *_: {}).key
+        for options in (SamplingOptions(), SamplingOptions(guidance=2.0))
+        for prompt in ("the ", "a cat", "any ")
+    ]
+    assert len(set(keys[:3])) == 1
+    assert len(set(keys[3:])) == 2
 
 
 def test_the_steps_of_a_stream_lead_to_its_text(client: Any):

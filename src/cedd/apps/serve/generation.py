@@ -61,10 +61,14 @@ class GenerationTask:
     @property
     def key(self) -> Hashable | None:
         """Texts of the same model, length and options are drawn as one batch. Texts that are filled window by window
-        or have a constraint are not: only their forward passes are batched."""
-        width = self.template.width
-        at_once = width <= self.model.length or self.model.writes_blocks
-        return (self.name, width, self.options) if at_once and not self.template.spans else None
+        or have a constraint are not: only their forward passes are batched. Blocks that are guided by what is given
+        are drawn with others for which the same tokens are given."""
+        width, blocks = self.template.width, self.model.writes_blocks
+        if self.template.spans or not (width <= self.model.length or blocks):
+            return None
+        by_prompt = blocks and self.options.guidance is not None and self.options.label is None
+        given = tuple(map(bool, self.template.given)) if by_prompt else ()
+        return self.name, width, self.options, given
 
     @property
     def texts(self) -> int:
