@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from scipy import stats
 
 import cedd
 from cedd.bounds.control import HalfDraws, coefficients, expectations, legendre, often_seen, variates
-from cedd.bounds.drawing import Evaluation, parts_of
+from cedd.bounds.drawing import Evaluation, _stratum_variance, parts_of
 from cedd.bounds.estimate import BoundEstimate, _untransformed, mean_interval, running_mean, student_quantile
 from cedd.bounds.proposal import directed_draw, number_of_uniforms, plain_draw
 from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, JUMPS_COST, NOISE_COSTS, PathTimes, Shares, stratified_levels
@@ -130,6 +131,28 @@ def test_levels_are_stratified_within_sequences_and_across(count: int, draws: in
     assert u.shape == (count, draws)
     assert (u * draws).floor().long().tolist() == [list(range(draws))] * count
     assert sorted((u * draws * count).floor().long().flatten().tolist()) == list(range(draws * count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_error_of_a_mean_of_few_sequences_is_that_of_repetition(count: int, equal: bool) -> None:
+    """The mean of smooth costs with noise at the levels of 600 designs, with 4 strata per half.
+
+    The ratio of both standard deviations has an error of 3.2%, so that the limits are four standard errors.
+    """
+    source, strata, repetitions = generator(1), 4, 600
+    scale = torch.ones(count) if equal else torch.arange(1.0, count + 1)
+    means, variances = list[float](), list[float]()
+    for _ in range(repetitions):
+        halves = list[torch.Tensor]()
+        for _ in range(2):
+            u = stratified_levels(count, strata, source)
+            halves.append(scale[:, None] * (u**2 + 0.05 * torch.randn(u.shape, generator=source)))
+        d = (halves[0] - halves[1]).sum(0)
+        means.append(float(torch.stack(halves).mean()))
+        variances.append(_stratum_variance(d, d, count * strata)[0])
+    ratio = math.sqrt(float(np.mean(variances))) / float(np.std(means, ddof=1))
+    assert ratio == pytest.approx(1, abs=0.13)
 
 
 # ---- the proposal -------------------------------------------------------------------------------------------

@@ -8,10 +8,16 @@ all blocks of a text.
 Errors. The Monte Carlo error comes from the two halves, which are independent designs on the same sequences: a quarter
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
 per round. The part of the values that depends on the level only is not noise in the mean, because levels are stratified
-across all sequences. It is subtracted first, estimated by the mean of the four draws at the nearest levels. With fewer
-than 16 such differences, or with too few draws per round, the differences between the two draws of each stratum are
-used instead. This is exact for one sequence; for several it is too large, because it includes noise that
-stratification across sequences removes.
+across all sequences. It is subtracted first, estimated by the mean of the four draws at the nearest levels.
+
+With fewer than 16 such differences, or with too few draws per round, the error comes from the strata instead. Each of
+the S = D/2 strata per half has one draw per sequence. Levels of different strata are independent; those within a
+stratum are not, because its N draws are stratified again. Let s_k and s'_k be the sums of the N values in stratum k of
+the two halves, with given coefficients c of the control variates. They are independent and identically distributed,
+however much the sequences differ, so the variance of the mean, sum_k (Var s_k + Var s'_k) / (2 N S)^2, has the unbiased
+estimate sum_k d_k^2 / (2 N S)^2, d_k = s_k - s'_k. Both halves have coefficients, which are c plus noise that adds e_k
+and e'_k to d_k. E[d_k^2 + d'_k^2 - d_k d'_k] counts this noise twice, which is what it adds if the halves have it in
+common, and less otherwise: the estimate is conservative.
 """
 
 from __future__ import annotations
@@ -338,13 +344,12 @@ class StratifiedDraws:
 
     def _settle(self, target: int, controlled: bool) -> SequenceValues:
         """Subtract the control variates and estimate the variance from the difference between the halves."""
-        residuals, freedom_lost = zip(*(self._residuals(half, target, controlled) for half in range(2)), strict=True)
-
+        fits = [self._fit(half, target, controlled) for half in range(2)]
+        residuals = [self._residuals(half, target, fits[1 - half]) for half in range(2)]
         values = torch.stack([torch.stack([r.mean(1) for r in parts]) for parts in residuals])  # [2, rounds, N]
         ends = torch.stack([torch.stack([of_round[target] for of_round in parts]) for parts in self.reconstructions])
         means = values + ends
-        count = means[0].numel()
-        curve = 0.0
+        count, total, curve = means[0].numel(), sum(part.numel() for part in residuals[0]), 0.0
         if count >= _FEW_DIFFERENCES and residuals[0][0].numel() > _NEIGHBOURS:
             excess = [
                 [_beyond_neighbours(r, v).mean(1) for r, v in zip(*of_half, strict=True)]
@@ -352,24 +357,34 @@ class StratifiedDraws:
             ]
             noise = torch.stack([torch.stack(parts) for parts in excess])
             variance, freedom = _half_variance(noise) + _half_variance(ends), count
-            curve = max(0.0, _half_variance(means) - variance)
+            curve, of_values = max(0.0, _half_variance(means) - variance), variance
         else:
-            variance, freedom = _stratum_variance([a - b for a, b in zip(*residuals, strict=True)])
-            variance += _half_variance(ends)
+            first, second = (self._differences(target, fit) for fit in fits)
+            variance, freedom = _stratum_variance(first, second, total)
+            squares = [float((a - b).square().sum()) for a, b in zip(*residuals, strict=True)]
+            variance, of_values = (x + _half_variance(ends) for x in (variance, sum(squares) / (2 * total) ** 2))
         # The noise of the coefficients is common to all sequences: Z coefficients from M values add Z/M.
-        shared = variance * max(freedom_lost)
+        shared = of_values * max(int((fit != 0).sum()) for fit in fits) / total
         return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared, curve)
 
-    def _residuals(self, half: int, target: int, controlled: bool) -> tuple[list[Tensor], float]:
-        """The values of a half minus their variates, round by round, and Z/M for the coefficients."""
+    def _fit(self, half: int, target: int, controlled: bool) -> Tensor:
+        """The coefficients [Z] that are fitted on a half."""
+        values = torch.cat([v[target] for v in self.values[half]], 1)
+        columns = torch.cat(self.variates[half], 1)
         if not controlled:
-            return [v[target] for v in self.values[half]], 0.0
-        other = 1 - half
-        values = torch.cat([v[target].reshape(-1) for v in self.values[other]])
-        columns = torch.cat([z.flatten(0, 1) for z in self.variates[other]])
-        subtract = coefficients(values, columns, often_seen(self.sightings[other]))
-        left = [v[target] - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
-        return left, int((subtract != 0).sum()) / len(values)
+            return torch.zeros(columns.shape[-1], dtype=torch.float64)
+        if len(values) < _FEW_DIFFERENCES:  # differences between a few sequences would add noise to the coefficients
+            values, columns = values - values.mean(1, keepdim=True), columns - columns.mean(1, keepdim=True)
+        return coefficients(values.reshape(-1), columns.flatten(0, 1), often_seen(self.sightings[half]))
+
+    def _residuals(self, half: int, target: int, fit: Tensor) -> list[Tensor]:
+        """The values of a half minus their variates, [N, D/2] per round."""
+        return [v[target] - z @ fit for v, z in zip(self.values[half], self.variates[half], strict=True)]
+
+    def _differences(self, target: int, fit: Tensor) -> Tensor:
+        """d_k of the module's head, with these coefficients in both halves: [rounds, D/2]."""
+        first, second = (self._residuals(half, target, fit) for half in range(2))
+        return torch.stack([(a - b).sum(0) for a, b in zip(first, second, strict=True)])
 
 
 def _why_infinite(values: Sequence[Tensor], ends: Sequence[Tensor], group: int) -> str | None:
@@ -399,12 +414,12 @@ def _beyond_neighbours(values: Tensor, levels: Tensor) -> Tensor:
     return result.reshape(values.shape)
 
 
-def _stratum_variance(differences: list[Tensor]) -> tuple[float, int]:
-    """The variance of the mean over all draws, from the differences of the two draws of each stratum [N, D/2] a round,
+def _stratum_variance(d: Tensor, other: Tensor, values: int) -> tuple[float, int]:
+    """The variance of the mean of both halves, each of this number of values, from d_k and d'_k of the module's head,
     and its degrees of freedom (Satterthwaite: strata that scatter little count for little)."""
-    squares = torch.cat([part.square().reshape(-1) for part in differences])
+    squares = d.square() + other.square() - d * other
     total, fourth = float(squares.sum()), float(squares.square().sum())
-    return total / (2 * len(squares)) ** 2, max(1, round(total**2 / fourth)) if fourth > 0 else len(squares)
+    return total / (2 * values) ** 2, max(1, round(total**2 / fourth)) if fourth > 0 else squares.numel()
 
 
 class IndependentDraws:
