@@ -14,7 +14,6 @@ from cedd.block_layout import BlockLayout, BlockSequences, InBlocks
 from cedd.losses import NoiseDraws, batch_loss, noisy_batch
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import AttentionPattern, Capabilities
-from tests.combinations import covering
 from tests.networks import BlockNetwork, every_process, matching_chain, random_data
 from tests.reference import rate_matrix, transition
 from tests.reference.blocks import given_past
@@ -198,7 +197,16 @@ def cost_of_a_token(method: str, outputs: Tensor, x: int, x0: int, matrix: Tenso
     return float(outputs.logsumexp(0) - outputs[x0]) if counts else 0.0
 
 
-@pytest.mark.parametrize(("kind", "method"), covering(itertools.product(every_process(3), ("cedd", "sedd"))))
+QUICK = {("absorb", "cedd"), ("roulette", "sedd"), ("eroulette", "cedd")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+        for pair in itertools.product(every_process(3), ("cedd", "sedd"))
+    ],
+)
 def test_the_expected_loss_is_that_of_every_block_after_every_text(kind: str, method: str) -> None:
     """By enumeration of texts and noise at V = 3, L = 4, b = 2; within 4 standard errors, a false alarm in 16,000."""
     vocabulary, length, block, t = 3, 4, 2, torch.tensor([0.3, 0.8]).double()

@@ -48,6 +48,7 @@ def test_characters_can_be_the_first_tokens_of_fewer(benchmark):
     assert set(differing_settings(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
 
 
+@pytest.mark.slow
 def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
     arguments = benchmark.Arguments(out=tmp_path / "runs", results=tmp_path / "results.json")
     cell = "cedd-star/roulette"

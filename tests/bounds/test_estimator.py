@@ -189,12 +189,10 @@ def test_an_infinite_last_step_is_named_and_a_floor_makes_it_finite(sampling) ->
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    covering(
-        [
-            *itertools.product(every_process(V), ("sedd", "sedds", "cedd", "bayes")),
-            *itertools.product(OTHER_SCHEDULES, ("sedds", "bayes")),
-        ]
-    ),
+    [
+        *covering(itertools.product(every_process(V), ("sedd", "cedd"))),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.product(PROCESSES, ("sedds", "bayes"))),
+    ],
 )
 def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 26 x 4 comparisons, a chance of 1% that one of them fails on other seeds.

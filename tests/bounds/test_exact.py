@@ -205,7 +205,7 @@ def runge_kutta(matrices: np.ndarray, law: np.ndarray, h: float) -> np.ndarray:
         ("absorb", "cedd"),
         ("uniform", "cedd"),
         ("roulette", "sedd"),
-        ("roulette", "bayes"),
+        pytest.param("roulette", "bayes", marks=pytest.mark.slow),
         pytest.param("running share", "bayes", marks=pytest.mark.slow),
     ],
 )
@@ -241,7 +241,11 @@ def test_tight_is_a_bound(name: str, method: str) -> None:
     assert entropy >= reference.entropy(p0.numpy().ravel()) / L
 
 
-def test_float32_times_cost_few_digits(process: TokenProcess) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("roulette", "hybrid") else pytest.mark.slow) for name in PROCESSES]
+)
+def test_float32_times_cost_few_digits(name: str) -> None:
+    process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
     for function in (cedd.exact_bound, cedd.exact_cross_entropy):
         rough = function(model, process, p0, method="bayes")

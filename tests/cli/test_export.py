@@ -258,6 +258,7 @@ def test_calibration_is_as_bold_as_it_may_be():
         calibrate(setting, "12 34")
 
 
+@pytest.mark.slow
 def test_calibration_does_not_depend_on_an_earlier_limit():
     """A limit of 0 takes all changes back: with it every level would seem harmless."""
     setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40

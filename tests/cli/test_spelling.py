@@ -71,7 +71,7 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
 def test_every_way_is_what_correct_does(tmp_path):
     """With the limit of surprise in the model's folder: changes in passages of improbable z's are undone."""
     model = mender(max_surprise=3.2)
-    (tmp_path / "book.txt").write_text(TEXT.replace("\n", " ") + 300 * "zzz zaz ")
+    (tmp_path / "book.txt").write_text(TEXT.replace("\n", " ") + 150 * "zzz zaz ")
     protocol = UserProtocol(rate=0.4, thresholds=(0.3,), passes=(1, 3), steps=(4,))
     book = read_book(model, str(tmp_path / "book.txt"), 0)
     mistakes = corrupt_letters(book.text, 0.4, seed=0)

@@ -388,6 +388,7 @@ def test_errors_of_a_judge_are_independent_between_texts(runs):
     assert 0.25 < np.var([one.nats for one in read], ddof=1) / stated < 4
 
 
+@pytest.mark.slow
 def test_a_judge_refuses_texts_that_it_cannot_read():
     """It finds signs for unknown characters easy to guess, and would praise them."""
     judge = open_judge("english-char", "cpu")

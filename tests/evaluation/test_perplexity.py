@@ -56,6 +56,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict:
     return json.loads(output.out)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_package_is_called_by_its_name(
     text: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ):

@@ -95,8 +95,10 @@ def test_the_text_ends_where_its_tokens_say(models):
         ("bpe", choice(["yes", "no"]), 4),  # three bytes and the end
         ("char", choice(["yes", "no"]), 3),
         ("char", regex("[a-z]{2,900}"), 20),  # twice the shortest and 16
-        ("padded", regex("[a-z]{2,900}"), 21),
-        ("padded", regex("[a-z]+"), 24),
+        *(
+            pytest.param("padded", regex(pattern), tokens, marks=pytest.mark.slow)
+            for pattern, tokens in (("[a-z]{2,900}", 21), ("[a-z]+", 24))
+        ),
         ("bpe", regex("(?s).*"), 24),
     ],
 )

@@ -68,7 +68,13 @@ def test_lines_end_as_those_given_do_and_are_read_as_others(tokenizer):
     assert split.write(np.concatenate([tokenizer.encode("a\r"), written, tokenizer.encode("\nb")])) == "a\rx\n\ny\nb"
 
 
-@pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "cedd"), ("uniform", "sedd"), ("absorb", "ar")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(("roulette", "bayes"), ("absorb", "ar")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (("absorb", "cedd"), ("uniform", "sedd"))),
+    ],
+)
 def test_texts_begin_with_the_prompt(runs, kind):
     model = cedd.load(runs[kind], device="cpu")
     texts = model.generate(3, prompt="The cat", steps=8, seed=1)

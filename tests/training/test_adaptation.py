@@ -263,7 +263,7 @@ def test_growth_follows_an_end_that_moves(config: Make, parent: cedd.LanguageMod
     "changes",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"adapt.anneal": 0.5, "adapt.next_token_weight": 0.2},
+        pytest.param({"adapt.anneal": 0.5, "adapt.next_token_weight": 0.2}, marks=pytest.mark.slow),
         {"block": 4, "adapt.first_block": 1, "batch.complementary": True},
         {"block": 4, "adapt.causal_past": False, "adapt.shift": False, "adapt.mask_id": 3},
     ],

@@ -205,6 +205,7 @@ def test_from_the_full_model_and_on_to_larger_blocks(config: Make):
     assert cedd.load(larger.out, device="cpu").method.block == 6
 
 
+@pytest.mark.slow
 def test_from_an_autoregressive_model(config: Make):
     """Its weights are taken over; its outputs are logits of tokens too, if of the next ones."""
     causal = config("causal", {"method": "ar", "process.name": "absorb", "steps": 60, "checkpoint_every": 60})

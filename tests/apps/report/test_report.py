@@ -301,6 +301,7 @@ def test_a_run_whose_data_have_changed_has_no_held_out_text(tmp_path: Path, caps
     assert not report(capsys, str(run), "--data", str(text))["held_out"]
 
 
+@pytest.mark.slow
 def test_a_run_that_may_only_be_read_has_a_page_elsewhere(runs, tmp_path, capsys, monkeypatch):
     """Without the command that measures its held-out text again, which it cannot be given."""
 

@@ -72,6 +72,7 @@ def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, l
     assert process.start().pid != before.pid
 
 
+@pytest.mark.slow
 def test_a_process_that_works_for_nobody_is_ended(
     process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -112,6 +113,7 @@ def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
     assert stuck.poll() is not None
 
 
+@pytest.mark.slow
 def test_texts_and_doubts_longer_than_a_pipe_arrive_whole(process: ReaderProcess, lexicon: Path):
     long = " ".join([TEXTS[0]] * 6) + " " * 70_000
     found = process.suspects(lexicon, long, WORD_THRESHOLD, ())
