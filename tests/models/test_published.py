@@ -512,7 +512,7 @@ def test_blocks_were_wrapped_by_mdlm_and_duo_alone(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["sedd", "mdlm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("duo", "gidd"))]
+    "name", ["mdlm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sedd", "duo", "gidd"))]
 )
 def test_an_imported_folder_is_a_model(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = published(tmp_path / "theirs", name)
