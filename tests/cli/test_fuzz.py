@@ -1,7 +1,7 @@
 """Whatever comes from outside ends in one line: damaged and newer folders, damaged data, and words that mean nothing.
 
 Every input is bad by construction. It must end in exit code 2 (or 1, where the machine could not do it), with one line
-and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; three eighths of them are
+and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; three sixteenths are
 in the default run, and all of them are in the slow one.
 
 `tests/cli/messages.txt` lists all error messages that the inputs cause, with names and numbers left out, so that they
