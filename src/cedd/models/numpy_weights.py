@@ -39,8 +39,8 @@ class Layout(NamedTuple):
 
 
 class PackedArrays(MutableMapping[str, AnyArray]):
-    """The named arrays of a file. Each is unpacked when it is accessed, so that with `pop` only one at a time takes
-    memory in addition to those that the caller keeps.
+    """The named arrays of a file. Each is read and unpacked when it is accessed, so that with `pop` only one at a time
+    takes memory in addition to those that the caller keeps.
 
     Args:
         path: the file.
@@ -49,33 +49,42 @@ class PackedArrays(MutableMapping[str, AnyArray]):
     """
 
     def __init__(self, path: Path, *, form: str, checksum: str | None = None) -> None:
-        self.path, self.form, self.stored = path, form, _stored_arrays(path, checksum)
-        self.steps = {} if form == "float32" else {n: self.stored.pop(n) for n in _step_names(self.stored)}
+        self.path, self.form, stored = path, form, _stored_arrays(path, checksum)
+        self.steps = {} if form == "float32" else {name: stored.pop(name) for name in _step_names(stored)}
+        self.changed: dict[str, AnyArray | None] = dict.fromkeys(stored)
+        """The arrays by name; None for those in the file."""
 
     def __getitem__(self, name: str) -> AnyArray:
+        array = self._stored(name)
         if self.form == "float32":
-            return self.stored[name]
+            return array
         with unpacking(self.path, self.form):
-            return _unpacked(name, self.stored[name], self.steps.get(name + STEP))
+            return _unpacked(name, array, self.steps.get(name + STEP))
+
+    def _stored(self, name: str) -> AnyArray:
+        if (array := self.changed[name]) is not None:
+            return array
+        with reading_tensors(self.path), safe_open(self.path, framework="np") as file:
+            return file.get_tensor(name)
 
     def rows(self, name: str) -> Callable[[NDArray[np.int64]], AnyArray]:
         """A function that returns rows of a matrix by their indices. The matrix stays in int8 if it is stored so."""
-        array, steps = self.stored[name], self.steps.get(name + STEP)
+        array, steps = self._stored(name), self.steps.get(name + STEP)
         with unpacking(self.path, self.form):
             array = array if self.form == "float32" else _inflated_or_same(name, array, steps)
         return array.__getitem__ if steps is None else lambda rows: array[rows] * steps[rows, None]
 
     def __setitem__(self, name: str, array: AnyArray) -> None:
-        self.stored[name] = array
+        self.changed[name] = array
 
     def __delitem__(self, name: str) -> None:
-        del self.stored[name]
+        del self.changed[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
+        return iter(self.changed)
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.changed)
 
 
 def _step_names(stored: Arrays) -> list[str]:

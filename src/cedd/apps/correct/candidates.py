@@ -183,11 +183,13 @@ class Neighbours:
     @cached_property
     def letter_surprise(self) -> Floats:
         """-log p of a letter after two others in the words of the lexicon, [28, 28, 28]; 0 is the end, or before it."""
-        rows = np.pad(self.letters[self.lengths > 0], ((0, 0), (2, 1)))
-        sizes = (rows > 0).sum(-1)
-        text = rows[np.arange(rows.shape[1]) < sizes[:, None] + 2].astype(np.uint16)  # all words, after two ends each
-        codes = (text * 28 + np.roll(text, -1)) * 28 + np.roll(text, -2)  # 28^3 fits
-        counts = np.bincount(codes, minlength=28**3).reshape(28, 28, 28)
+        end = np.zeros((len(self.letters), 1), np.uint8)
+        before, last, counts = end[:, 0], end[:, 0], np.zeros(28**3)
+        for letter in np.hstack([self.letters, end]).T:
+            codes = (before.astype(np.uint16) * 28 + last) * 28 + letter  # 28^3 fits
+            counts += np.bincount(codes, minlength=28**3)
+            before, last = last, letter
+        counts = counts.reshape(28, 28, 28)
         counts[:, 0, 0] = 0  # beyond the end of a word
         counts = counts + 0.5
         return -np.log(counts / counts.sum(-1, keepdims=True))

@@ -326,6 +326,7 @@ def gelu(x: Floats) -> Floats:
 
 
 def log_softmax(x: Floats) -> Floats:
-    """Over the last axis."""
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+    """Over the last axis, in place."""
+    x -= x.max(-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(-1, keepdims=True))
+    return x
