@@ -9,8 +9,9 @@
 
 Only words that the lexicon in --out has rarely or not at all are listed, and none that its list of misspellings has.
 Dictionary words are SCOWL's up to size 60, large-dictionary words those of size 70, except for those one edit away from
-a frequent word (lovey, wiling, thees): these are more often misspellings of it. Technical words come from cspell's
-lists, from the descriptions of Debian's packages and, for recent everyday words, from
+a frequent word (lovey, wiling, thees): these are more often misspellings of it. Those of size 35 (welling, shinning)
+are left out if that word is very frequent, and otherwise listed as large-dictionary words. Technical words come from
+cspell's lists, from the descriptions of Debian's packages and, for recent everyday words, from
 benchmarks/texts/modern-words.txt. A word of the descriptions is taken if --least paragraphs or more have it in lower
 case and no word one edit away is far more frequent, or if it is part of a package's name and --least paragraphs have
 it, or two if no word one edit away is very frequent.
@@ -68,8 +69,8 @@ MORE_FREQUENT = 30
 many times as many paragraphs."""
 FREQUENT, VERY_FREQUENT = 7.0, 9.0
 """Logarithms of counts. A word of a dictionary is left out if one of these is one edit away: a frequent one, or a very
-frequent one for words of SCOWL's size 35. Smaller sizes have common words (bake), which are never left out. Chosen on
-the train and dev parts of the misspellings."""
+frequent one for words of SCOWL's size 35, which are in the large dictionary next to a frequent one. Smaller sizes have
+common words (bake), which are never left out. Chosen on the train and dev parts of the misspellings."""
 COMMON, USUAL = 20, 35
 ALWAYS = frozenset(["hi", "id", "ids", "io", "db", "vs", "pr", "qa", "ux", "ui", "ip", "tv", "pc", "ai", "eg", "ie"])
 ALWAYS |= {"ok", "wip", "git", "append", "bool", "dedent", "dep", "iff", "inline"}
@@ -194,7 +195,8 @@ def main() -> int:
             for word in found - small
             if not resembles(word, lexicon, VERY_FREQUENT if word in middle else FREQUENT)
         }
-    words[TECHNICAL] = technical
+    near = {word for word in words[DICTIONARY] & middle - small if resembles(word, lexicon, FREQUENT)}
+    words |= {TECHNICAL: technical, DICTIONARY: words[DICTIONARY] - near, LARGE: words[LARGE] | near}
     path = arguments.out / KNOWN_WORDS_FILE
     save_known_words(path, words)
     said = ", ".join(f"{len(words[kind]):,} {kind}" for kind in words)

@@ -28,7 +28,7 @@ from cedd.apps.correct.candidates import (
 from cedd.apps.correct.channel import Channel, alignment, learn_edits
 from cedd.apps.correct.decisions import decide
 from cedd.apps.correct.forms import FORMS, FORMS_KEPT, is_derived, same_word, sound, sounds, variant
-from cedd.apps.correct.known_words import DICTIONARY, LARGE, TECHNICAL, load_known_words, save_known_words
+from cedd.apps.correct.known_words import DICTIONARY, KINDS, LARGE, TECHNICAL, load_known_words, save_known_words
 from cedd.apps.correct.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.apps.correct.reader import Reader, TokenizedText
 from cedd.apps.correct.suspects import FEATURES, Option, Suspect, is_accepted
@@ -397,15 +397,13 @@ def test_a_compound_of_content_words_is_less_likely_to_be_split(lexicon, monkeyp
         assert split == [(value, 0.0) for value in compound]
 
 
-def test_technical_words_are_not_suspicious_and_dictionary_words_less(lexicon):
-    for kind, suspicious in ((TECHNICAL, False), (DICTIONARY, True), (LARGE, True)):
+def test_known_words_have_a_feature_by_their_kind(lexicon):
+    for kind in KINDS:
         listed = replace(lexicon, known={"leter": kind})
         for written in ("leter", "leter's"):
-            suspects = Reader(listed).suspects(text := f"he received the {written}.", tokens_of(text))
-            assert bool(suspects) == suspicious
-            for suspect in suspects:
-                features = [suspect.features[0, FEATURES.index(f"kept {one}")] for one in (DICTIONARY, LARGE)]
-                assert features == [kind == DICTIONARY, kind == LARGE]
+            (suspect,) = Reader(listed).suspects(text := f"he received the {written}.", tokens_of(text))
+            found = {one: suspect.features[0, FEATURES.index(f"kept {one}")] for one in KINDS}
+            assert found == {one: one == kind for one in KINDS}
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ class NumpyNetwork:
                 own = part.keys_and_values(made)
                 attended.append(part(asked, of_rows, own, around))
                 around = own
-            x = x + block.attended(np.concatenate(attended))
+            x += block.attended(np.concatenate(attended))
             x += block.output(gelu(block.hidden(norm(x))))
         return log_softmax(self.head(norm(x)))
 

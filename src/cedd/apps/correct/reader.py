@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from cedd.apps.correct.candidates import CONFUSED, Candidate, Neighbours
 from cedd.apps.correct.forms import FORMS, contraction, is_derived, is_possessive, same_word
-from cedd.apps.correct.known_words import DICTIONARY, LARGE, TECHNICAL
+from cedd.apps.correct.known_words import KINDS
 from cedd.apps.correct.languages import FOREIGN
 from cedd.apps.correct.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
 from cedd.apps.correct.suspects import (
@@ -224,7 +224,6 @@ class Reader:
         free, english = np.array([token.free for token in tokens]), self.english(tokens, own)
         common = (own >= 0) & (own < CONFUSED)
         free &= english >= np.where(common, ENGLISH["common"], ENGLISH["rare"])
-        free &= [lexicon.kind(token.key) != TECHNICAL for token in tokens]
         strange = np.flatnonzero(free & ((own == UNKNOWN) | (~common & (both > MAX_SURPRISE["rare"])))).tolist()
         found: dict[int, Sequence[int] | None] = dict.fromkeys(
             place for place in strange if not is_possessive(lexicon, tokens[place].key)
@@ -435,8 +434,7 @@ class Reader:
             "kept rare derived": derived,
             "kept rare elided": rare and token.elided,
             "kept rare remembered": rare and token.key in lexicon.memory,
-            "kept dictionary": kind == DICTIONARY,
-            "kept large dictionary": kind == LARGE,
+            **{f"kept {one}": kind == one for one in KINDS},
             "kept rare letters": rare * min(len(token.key), 12) / 10,
             "kept common capital": not rare and name,
             "kept uncommon": uncommon,

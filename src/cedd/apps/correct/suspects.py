@@ -47,6 +47,7 @@ FEATURES = (
     "kept rare remembered",
     "kept dictionary",
     "kept large dictionary",
+    "kept technical",
     "kept common capital",
     "kept uncommon",
     "kept uncommon opening",
