@@ -125,7 +125,7 @@ def same(first: Sequence[ParticleSet], second: Sequence[ParticleSet]) -> bool:
     )
 
 
-@pytest.mark.parametrize("how", [{}, {"stop": (7,)}])
+@pytest.mark.parametrize("how", [pytest.param({}, marks=pytest.mark.slow), {"stop": (7,)}])
 def test_a_cache_changes_no_bit_of_particles(how: dict[str, Any]) -> None:
     """Nor do a network that declares none, or recorded calls: keys and values follow their particles."""
     model = network()
