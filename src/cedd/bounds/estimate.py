@@ -148,7 +148,11 @@ def cannot_narrow(estimate: BoundEstimate) -> bool:
     """Whether more draws cannot narrow the interval: the sequences differ more than their draws scatter."""
     if estimate.fixed_set:
         return estimate.monte_carlo_stderr == 0
-    return estimate.monte_carlo_stderr**2 < _HOPELESS * estimate.sequence_stderr**2
+    if estimate.monte_carlo_freedom < 1:
+        return False
+    # By their 95% intervals, since an error from a few differences can be small by chance.
+    draws = student_quantile(estimate.monte_carlo_freedom) * estimate.monte_carlo_stderr
+    return draws**2 < _HOPELESS * (_NORMAL_975 * estimate.sequence_stderr) ** 2
 
 
 def exact_estimate(bound: str, values: Tensor, draws: int, length: int, fixed_set: bool) -> BoundEstimate:
