@@ -103,6 +103,8 @@ def test_only_comments_of_source_code_are_checked():
     assert found["diagnostics"] == []  # it is a name
     (found,) = published(run(START, opened("x = 1  # teh\n", "python")))
     assert [one["range"] for one in found["diagnostics"]] == [span(0, 9, 0, 12)]
+    (found,) = published(run(START, opened("fn f<'a, teh: Copy + 'a>() {}", "rust")))
+    assert found["diagnostics"] == []  # between lifetimes
 
 
 def test_ignored_lines_have_no_diagnostics():

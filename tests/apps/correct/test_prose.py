@@ -22,6 +22,7 @@ def left(text, syntax):
     [
         ("markdown", "a [label](http://x/code) b", "a [label b"),
         ("markdown", "a [label][code] b\n\n[code]: http://code\n", "a [label b"),
+        ("markdown", "a[^code]\n\n[^code]: b\n\n    c\n", "a b c"),
         ("markdown", "---\ncode: code\n---\na\n", "a"),
         ("markdown", "a\n\n    code\n\nb\n", "a b"),
         ("markdown", "- a\n\n    b\n", "a b"),

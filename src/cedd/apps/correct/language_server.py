@@ -45,7 +45,9 @@ _SYNTAX_OF_LANGUAGE = {
     "lua": "dashes",
     "haskell": "dashes",
     "css": "css",
-    **dict.fromkeys(("c", "cpp", "csharp", "java", "go", "rust", "kotlin", "swift", "scala", "dart", "php"), "c"),
+    "go": "go",
+    "rust": "rust",
+    **dict.fromkeys(("c", "cpp", "csharp", "java", "kotlin", "swift", "scala", "dart", "php"), "c"),
 }
 
 

@@ -153,7 +153,7 @@ _TAG = re.compile(r"</?[A-Za-z][\w:.-]*(?:\s(?:[^<>\"']|\"[^\"]*\"|'[^']*')*)?/?
 _HTML_CODE = re.compile(r"<(script|style|pre|code|kbd|samp|var|tt|math|svg)\b[^<>]*>.*?</\1\s*>", re.DOTALL | re.I)
 _MARKDOWN = re.compile(
     r"""\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:[ \t]+["'][^"'\n]*["'])?\)  # ](target "title")
-    | ^[ ]{0,3}\[[^\]\n]+\]:[^\n]*  # [label]: target
+    | ^[ ]{0,3}\[(?!\^)[^\]\n]+\]:[^\n]*  # [label]: target
     | \]\[[^\]\n]*\] | \[\^[^\]\n]+\]:?  # ][label] and [^note]
     | \{[#.:%][^{}\n]*\} | \{[\w-]+\}(?=`)  # {#anchor}, {.class} and the role of {role}`text`
     | ^[ ]*:{3,}[^\n]*  # ::: directive
