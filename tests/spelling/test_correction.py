@@ -110,7 +110,7 @@ def test_options_that_mean_nothing_are_refused(options, message):
 
 @pytest.mark.parametrize("text", [None, b"teh", 7])
 def test_what_is_no_text_is_said(text):
-    with pytest.raises(TypeError, match=rf"what is corrected is a text \(str\), not {type(text).__name__}"):
+    with pytest.raises(TypeError, match=rf"the text to correct must be a string \(got {type(text).__name__}\)"):
         correct(mending(), text)
 
 

@@ -58,7 +58,7 @@ _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "
 def check_text(text: object, what: str) -> None:
     """Refuse anything but a string."""
     if not isinstance(text, str):
-        raise TypeError(f"{what} is a text (str), not {type(text).__name__}")
+        raise TypeError(f"{what} must be a string (got {type(text).__name__})")
 
 
 def without_surrogates(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:

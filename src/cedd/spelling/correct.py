@@ -30,7 +30,7 @@ def corrections(
     watch: Watch | None = None,
 ) -> Iterator[Corrected]:
     """The text corrected in one way after another, each independently; the first scores are shared."""
-    check_text(text, "what is corrected")
+    check_text(text, "the text to correct")
     parts = [(Draft(loaded, part), mark) for part, mark in without_surrogates(loaded.tokenizer, text)]
     for options in ways:
         done: list[str] = []

@@ -83,8 +83,8 @@ def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], tem
     labels = listed_texts(labels, "labels")
     if len(set(labels)) != len(labels) or len(labels) < 2:
         raise ValueError(f"labels must be at least two different texts (got {labels!r})")
-    check_text(text, "what is classified")
-    check_text(template, "a template")
+    check_text(text, "the text to classify")
+    check_text(template, "template")
     if template.count(TEXT) != 1 or template.count(LABEL) != 1:
         raise ValueError(f"the template must have {TEXT} and {LABEL} once each (got {template!r})")
     before, after = template.split(LABEL)

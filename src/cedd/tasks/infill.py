@@ -26,7 +26,7 @@ BLANK = re.compile(r"(_{3,})(\{(?:([+-]?\d+)\})?)?")
 
 def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> Template:
     """The text split at its blanks, which may have at most `most` tokens in total."""
-    check_text(text, "what is filled")
+    check_text(text, "the text to fill")
     parts: list[str | int] = []
     end = 0
     for blank in BLANK.finditer(text):

@@ -329,7 +329,7 @@ class LanguageModel(LoadedModel):
             raise ValueError(f"bound must be exact, tight or importance (got {bound!r})")
         texts = list(text) if isinstance(text, list | tuple) else [text]
         for one in texts:
-            check_text(one, "what is measured")
+            check_text(one, "the text to measure")
         encoded = [torch.from_numpy(self.tokenizer.encode(one)) for one in texts]
         if not all(map(len, encoded)):
             raise ValueError("an empty text has no perplexity")
@@ -453,7 +453,7 @@ class LanguageModel(LoadedModel):
             guidance: w of classifier-free guidance in a protocol: logits un + (w + 1) (c - un), where un has the prompt
                 masked. The result is not a bound.
         """
-        check_text(prompt, "a prompt")
+        check_text(prompt, "prompt")
         answers = listed_texts(answers, "answers")
         found = TextLikelihoods(self, draws, seed, protocol, guidance).answers(prompt, answers)
         return [LogProbability.of(one) for one in found]
