@@ -44,14 +44,7 @@ from cedd.models.backbone import Backbone
 from cedd.models.locate import is_model
 from cedd.process import TokenProcess
 from cedd.storage import write_json
-from cedd.training.config import (
-    PRESETS,
-    AdaptConfig,
-    ProcessConfig,
-    TrainConfig,
-    starting_from,
-    unused_settings,
-)
+from cedd.training.config import PRESETS, AdaptConfig, ProcessConfig, TrainConfig, starting_from, unused_settings
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer
 from cedd.training.time_limit import TimeLimit

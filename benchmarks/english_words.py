@@ -29,17 +29,7 @@ import numpy as np
 import torch
 from helps import parser_of
 from numpy.typing import NDArray
-from word_protocol import (
-    LISTS,
-    Misspelt,
-    Pair,
-    bare_words,
-    joined_and_split,
-    number,
-    placed,
-    read_pairs,
-    sentences,
-)
+from word_protocol import LISTS, Misspelt, Pair, bare_words, joined_and_split, number, placed, read_pairs, sentences
 
 from cedd import load
 from cedd.apps.correct.candidates import Neighbours

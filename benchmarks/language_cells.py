@@ -13,15 +13,7 @@ from cells import CellArguments
 from cedd.evaluation.generative import refuse_missing_judge
 from cedd.methods import get_method
 from cedd.models.transformer import SIZES
-from cedd.training.config import (
-    PRESETS,
-    DataConfig,
-    EvaluationConfig,
-    ProcessConfig,
-    TrainConfig,
-    flat,
-    from_json,
-)
+from cedd.training.config import PRESETS, DataConfig, EvaluationConfig, ProcessConfig, TrainConfig, flat, from_json
 
 RECIPE = PRESETS["small-fast"][1]
 """The settings that learnt most in minutes (dev/lab-notes.md)."""
@@ -59,7 +51,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "optimizer.ema_warmup": True,
         "batch.complementary": False,
         **ALL_TIMES,
-    },
+    }
 }
 """Settings of a cell by the name after its +: the paper's own, at our batch and number of steps."""
 PROCESSES: Mapping[str, ProcessConfig] = {

@@ -181,12 +181,7 @@ class LanguageHooks(CellHooks):
         return asked and not trainer.process.can_shuffle
 
     def weighted(
-        self,
-        trainer: Trainer,
-        model: Backbone,
-        blocks: torch.Tensor,
-        protocol: Mapping[str, Any],
-        tight: BoundEstimate,
+        self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, protocol: Mapping[str, Any], tight: BoundEstimate
     ) -> tuple[dict[str, Any], NDArray[Any]]:
         """The importance-weighted bound on some of the blocks (of ar, the exact likelihood), and what it is less than
         `tight` on the same ones; its values."""

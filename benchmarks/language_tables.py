@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from cells import with_curves
-from language_cells import (
-    BLOCK_CELLS,
-    LONG,
-    LONG_CELLS,
-    MAIN,
-    METHODS,
-    RECIPES,
-    SHARES,
-    Arguments,
-    read_cell,
-)
+from language_cells import BLOCK_CELLS, LONG, LONG_CELLS, MAIN, METHODS, RECIPES, SHARES, Arguments, read_cell
 from language_measure import OWN_JUDGE, key, stored
 from language_text import SETS
 

@@ -140,10 +140,7 @@ def correction(i: int) -> Request:
 
 def new_mistake(i: int) -> Request:
     """A sentence with letters exchanged at places that no other request has."""
-    return "correct", {
-        "model": CORRECTOR,
-        "text": swap_letters(RIGHT[i % len(RIGHT)].format(1000 + i), 0.03, i).text,
-    }
+    return "correct", {"model": CORRECTOR, "text": swap_letters(RIGHT[i % len(RIGHT)].format(1000 + i), 0.03, i).text}
 
 
 def corrections(title: str, make: Callable[[int], Request]) -> Kind:

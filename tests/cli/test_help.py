@@ -279,10 +279,7 @@ BAD = [
     ("sample runs/quickstrat", "did you mean runs/quickstart?"),
     ("sample --seed 99999999999999999999999", "--seed must be between 0 and 2^63 - 1 (got 99"),
     ("sample --seed -1", "--seed must be between 0 and 2^63 - 1"),
-    (
-        "sample --temprature 3 --lenth 4",
-        "unexpected argument '--temprature'; did you mean --temperature? (see cedd",
-    ),
+    ("sample --temprature 3 --lenth 4", "unexpected argument '--temprature'; did you mean --temperature? (see cedd"),
     ("sample --device", "--device: expected one argument (see cedd"),
     ("correct --threshold abc x", "error: --threshold must be a number (got 'abc') (see cedd"),
     ("correct --threshold 2 x", "--threshold must be in [0, 1] (got 2)"),

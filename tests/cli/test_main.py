@@ -58,10 +58,7 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("words", "said"),
     [
         ("sample --device meta", "invalid device: 'meta'; use auto, cpu, cuda or mps"),
-        (
-            "evaluate english-char --data ~nosuchuser/x",
-            "~nosuchuser/x names the home folder of an unknown user",
-        ),
+        ("evaluate english-char --data ~nosuchuser/x", "~nosuchuser/x names the home folder of an unknown user"),
         (
             "evaluate english-char --plot ~nosuchuser/x.png",
             "~nosuchuser/x.png names the home folder of an unknown user",

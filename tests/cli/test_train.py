@@ -149,10 +149,7 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
         ),
         (["--data", "EMPTY"], "empty.txt is empty: use a file with text in it"),
         (["--text.cache", "EMPTY"], "empty.txt/packed: Not a directory"),
-        (
-            ["--text.tokenizer", "bpe:abc"],
-            "needs a vocabulary size of at least 2, as in bpe:8000 (got 'abc')",
-        ),
+        (["--text.tokenizer", "bpe:abc"], "needs a vocabulary size of at least 2, as in bpe:8000 (got 'abc')"),
         (["--text.holdout", "1.5"], "--text.holdout must be between 0 and 1 (got 1.5)"),
         (["--text.holdout", "nan"], "--text.holdout must be between 0 and 1 (got nan)"),
         (

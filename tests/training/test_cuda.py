@@ -21,10 +21,7 @@ from tests.training.runs import Crash, Watching, changed, checkpoint_steps, cras
 from tests.training.test_nonfinite import SKIPPING, assert_skips, spoil  # noqa: F401
 from tests.training.test_optimizer import check_clipping
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 Make = Callable[..., TrainConfig]
 ON_CUDA = Ranks(0, 1, torch.device("cuda", 0))

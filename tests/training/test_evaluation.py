@@ -30,10 +30,7 @@ def records(out: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in final_log(out) if record["kind"] == kind]
 
 
-@pytest.mark.parametrize(
-    ("method", "process"),
-    [("cedd-star", "roulette"), ("dfm", "absorb"), ("ar", "absorb")],
-)
+@pytest.mark.parametrize(("method", "process"), [("cedd-star", "roulette"), ("dfm", "absorb"), ("ar", "absorb")])
 def test_every_kind_of_method_is_evaluated(config: Make, method: str, process: str):
     assert_evaluated(run(config("run", {**SMALL, "method": method, "process.name": process})), config().out)
 

@@ -14,15 +14,7 @@ from cedd.losses import NoisyBatch
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import LossModule
 from cedd.training.loop import NonFiniteLoss, Trainer
-from tests.training.runs import (
-    ALONE,
-    Watching,
-    assert_same_run,
-    checkpoint_steps,
-    final_log,
-    final_state,
-    run,
-)
+from tests.training.runs import ALONE, Watching, assert_same_run, checkpoint_steps, final_log, final_state, run
 
 Make = Callable[..., TrainConfig]
 

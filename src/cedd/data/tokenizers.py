@@ -557,10 +557,7 @@ class BPETokenizer(_ByteLevelBPE):
 
         tokenizer = _byte_level()
         trainer = BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(_BYTE_OF),
-            show_progress=False,
+            vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=sorted(_BYTE_OF), show_progress=False
         )
         tokenizer.train_from_iterator(texts, trainer)
         definition = _bpe_definition(json.loads(tokenizer.to_str()), "the trained BPE")

@@ -914,10 +914,7 @@ def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(registry: Mo
 def test_other_requests_are_answered_while_a_long_text_is_filled(registry: ModelRegistry):
     """A text that fits into a window joins the network calls of the windows."""
     asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1, "stream": True}
-    with (
-        connected(registry) as (client, scheduler),
-        client.stream("POST", "/infill", json=asked) as filling,
-    ):
+    with connected(registry) as (client, scheduler), client.stream("POST", "/infill", json=asked) as filling:
         until(lambda: scheduler.batcher.calls > 3)
         calls, sequences = scheduler.batcher.calls, scheduler.batcher.sequences
         reply = client.post("/v1/completions", json={"model": "small", "max_tokens": 32, "steps": 50, "seed": 2})

@@ -183,10 +183,7 @@ def hard_text() -> str:
 def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lexicon: Path):
     model = load(lexicon.parent, "cpu")
     registry = ModelRegistry({"english-char": model}, lookup_processes=2)
-    with (
-        connected(registry, timeout=8.0) as (client, scheduler),
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connected(registry, timeout=8.0) as (client, scheduler), ThreadPoolExecutor(1) as pool:
         assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # readers are there
 
         def ask_long() -> tuple[int, float]:

@@ -21,12 +21,7 @@ from tests.combinations import covering
 from tests.tasks.models import save_random
 
 CHARACTERS = 'abcdefghijklmnopqrstuvwxyz .,0123456789{}":-\n'
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 22]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
 NESTED: dict[str, Any] = {"type": "null"}
 for _ in range(60):
     NESTED = {"type": "array", "items": NESTED}
