@@ -89,9 +89,9 @@ class Arguments:
     data: Path | None = None
     """The folder of corpus/ (text files) and perhaps eval/ (test sets)."""
     cells: tuple[str, ...] = ("parent", "ar", "blocks-4", "blocks-16", "full")
-    """What to train, in this order."""
+    """The cells to train, in this order."""
     seconds: float = 300.0
-    """Of training, for each cell."""
+    """Training time per cell, in seconds."""
     steps: int | None = None
     """Take this number of steps instead."""
     batch: int = 256
@@ -105,7 +105,7 @@ class Arguments:
     sets: tuple[str, ...] = ("wikitext2", "ptb", "lambada", "wikitext103", "lm1b")
     """Test sets that are measured at the end, where --data has eval/."""
     results: Path = Path("benchmarks/results/adaptation.json")
-    """Where the records go."""
+    """The results file."""
     runs: Path = Path("runs/adaptation")
     """Folder of the trained models."""
     workers: int = 8

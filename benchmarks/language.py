@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPECTED_SECONDS = 420.0
-"""Of a cell on an H200, before one has been timed."""
+"""Expected duration of a cell on an H200, before one has been timed."""
 
 
 class Language(Benchmark):
