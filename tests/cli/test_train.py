@@ -17,7 +17,7 @@ from cedd.methods import method_from_config
 from cedd.names import ALIASES
 from cedd.training.config import PRESETS
 from cedd.training.distributed import LossModule
-from tests.training.processes import command, command_on_terminal, command_within, start_server, wait
+from tests.training.processes import command, command_on_terminal, start_server, wait
 from tests.training.runs import checkpoint_steps, write_corpus
 
 Words = list[str]
@@ -254,19 +254,3 @@ def test_a_terminal_that_goes_away_costs_nothing(words: Words, out: Path):
     assert b"step" in shown  # its bar
     assert wait(child) == 128 + signal.SIGHUP
     assert len(checkpoint_steps(out)) == 1
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_leaves_no_half_written_folder(words: Words, out: Path, tmp_path: Path):
-    start_server()
-    run = [*words, "--checkpoint-every", "2"]
-    assert main(run) == 0
-    size = max(file.stat().st_size for file in out.rglob("*.safetensors"))
-    before = {path.relative_to(out): path.stat().st_size for path in out.rglob("*.safetensors")}
-    assert wait(command_within([*run, "--steps", "6"], tmp_path / "full", size // 2)) == 1
-    lines = (tmp_path / "full" / "stderr").read_text().splitlines()
-    assert lines[-1] == f"cedd: error: {out / 'checkpoints' / 'step-00000006'}: File too large"
-    assert not [line for line in lines if "Traceback" in line]
-    assert {path.relative_to(out): path.stat().st_size for path in out.rglob("*.safetensors")} == before
-    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
-    assert main([*run, "--steps", "6"]) == 0

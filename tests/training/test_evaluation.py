@@ -95,13 +95,6 @@ def test_samples_can_be_left_out(config: Make):
     assert not records(config().out, "sample")
 
 
-def test_a_bound_falls_while_training(config: Make):
-    settings = {**SMALL, "evaluation.every": 20, "steps": 40, "checkpoint_every": 40, "evaluation.sequences": 64}
-    run(config("run", {**settings, "batch.size": 16, "optimizer.ema": 0.5}))
-    first, last = records(config().out, "bound")
-    assert last["nats_per_token"] < first["nats_per_token"]
-
-
 def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path: Path):
     """Its blocks are repeated within a batch, which nobody means; with pairs of masks a batch has half as many."""
     small = tmp_path / "small.txt"
