@@ -44,14 +44,7 @@ from cedd.models.backbone import Backbone
 from cedd.models.locate import is_model
 from cedd.process import TokenProcess
 from cedd.storage import write_json
-from cedd.training.config import (
-    PRESETS,
-    AdaptConfig,
-    ProcessConfig,
-    TrainConfig,
-    starting_from,
-    unused_settings,
-)
+from cedd.training.config import PRESETS, AdaptConfig, ProcessConfig, TrainConfig, starting_from, unused_settings
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer
 from cedd.training.time_limit import TimeLimit
@@ -96,9 +89,9 @@ class Arguments:
     data: Path | None = None
     """The folder of corpus/ (text files) and perhaps eval/ (test sets)."""
     cells: tuple[str, ...] = ("parent", "ar", "blocks-4", "blocks-16", "full")
-    """What to train, in this order."""
+    """The cells to train, in this order."""
     seconds: float = 300.0
-    """Of training, for each cell."""
+    """Training time per cell, in seconds."""
     steps: int | None = None
     """Take this number of steps instead."""
     batch: int = 256
@@ -112,7 +105,7 @@ class Arguments:
     sets: tuple[str, ...] = ("wikitext2", "ptb", "lambada", "wikitext103", "lm1b")
     """Test sets that are measured at the end, where --data has eval/."""
     results: Path = Path("benchmarks/results/adaptation.json")
-    """Where the records go."""
+    """The results file."""
     runs: Path = Path("runs/adaptation")
     """Folder of the trained models."""
     workers: int = 8

@@ -40,9 +40,9 @@ class Arguments:
     """
 
     method: str = "cedd-star"
-    """As in cedd train."""
+    """Method, as in cedd train."""
     process: str = "absorb"
-    """As in cedd train."""
+    """Process, as in cedd train."""
     block: int = 16
     """Tokens per block."""
     shape: str = "512x128"
@@ -52,9 +52,9 @@ class Arguments:
     batches: tuple[int, ...] = (1,)
     """Texts drawn at once."""
     preset: str = "small-fast"
-    """As in cedd train."""
+    """Preset, as in cedd train."""
     time_input: str = "none"
-    """As --model.time-input."""
+    """Time input, as --model.time-input in cedd train."""
     vocab_size: int = 50257
     """Tokens of the vocabulary."""
     steps: int = 20

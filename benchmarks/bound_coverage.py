@@ -248,7 +248,7 @@ def results(file: Path) -> dict[str, Any]:
 
 
 SHARES = {"population": "population", "these": "fixed set", "independent": "independent draws"}
-"""What was counted, and the heads of the columns."""
+"""The shares of intervals, with their column headings."""
 
 
 def table(rows: Sequence[dict[str, Any]], wanted: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from command_line import command
@@ -36,12 +36,15 @@ from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.training_data import TrainingData
 from cedd.models.backbone import Backbone
 from cedd.models.ema import EMA
-from cedd.storage import check_writable, locked, remove_folder, write_json
+from cedd.storage import atomic_file, check_writable, locked, remove_folder, write_json
 from cedd.training.config import TrainConfig, differing_settings, from_json, to_json
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer, TrainResult, switch_threads_often
 from cedd.training.run_folder import folder_lock
 from cedd.training.run_log import LOG_FILE, read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WARM_UP = 8
 """Steps that a worker makes before its turn, after which everything is compiled and recorded."""
@@ -185,8 +188,8 @@ class Benchmark(ABC):
         """The results of several files, each of another seed, in Markdown."""
 
     @abstractmethod
-    def draw(self, content: Mapping[str, Any], path: Path) -> None:
-        """Plot the curves."""
+    def curves(self, content: Mapping[str, Any]) -> Figure:
+        """The figure of the curves."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -701,7 +704,8 @@ def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
         write_page(benchmark.arguments.page, made)
     plot = benchmark.arguments.plot
     if plot is not None and with_curves(content):
-        benchmark.draw(content, plot)
+        with atomic_file(plot) as file:
+            benchmark.curves(content).savefig(file, format=plot.suffix[1:], dpi=110)
         print(f"the curves: {plot}", file=sys.stderr)
     elif plot is not None:
         print("there is no curve to draw yet", file=sys.stderr)

@@ -99,7 +99,7 @@ def _now(device: Any) -> float:
 
 
 def _refused(options: argparse.Namespace) -> str | None:
-    """What both versions would fail at, in one line."""
+    """A one-line error that both versions would raise, if any."""
     import torch
 
     for source in options.source:
@@ -123,7 +123,7 @@ class Version:
         self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
     def time(self, row: str) -> tuple[float, int]:
-        """Seconds of a batch, and calls of the network."""
+        """Seconds per batch, and the number of network calls."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(row, file=self._process.stdin, flush=True)
@@ -143,7 +143,7 @@ class Version:
 
 
 def main(arguments: list[str] | None = None) -> list[Compared]:
-    """Compare, print a line a row, and write JSON after every round."""
+    """Compare the versions, print a line per row, and write JSON after every round."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = parser_of(__doc__)
     parser.add_argument("source", nargs=2, type=Path, help="folders that hold the package `cedd`")
@@ -152,8 +152,8 @@ def main(arguments: list[str] | None = None) -> list[Compared]:
     parser.add_argument("--preset", default="small", help="the size of the network")
     parser.add_argument("--vocab", type=int, default=50257, help="tokens of the vocabulary")
     parser.add_argument("--shape", default="64x128", help="sequences x positions")
-    parser.add_argument("--steps", type=int, default=1024, help="of the samplers")
-    parser.add_argument("--rounds", type=int, default=10, help="that count")
+    parser.add_argument("--steps", type=int, default=1024, help="steps of the samplers")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that count")
     parser.add_argument("--drop", type=int, default=1, help="rounds before them, which record graphs")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

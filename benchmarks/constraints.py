@@ -130,7 +130,7 @@ class Arguments:
     length: int = 32
     """Tokens per sample, at most."""
     languages: int = 30
-    """How many of the languages."""
+    """Number of languages."""
     layers: int | None = None
     """Layers of the large network; 0: none (default: 24 on a GPU, otherwise none)."""
     width: int = 2048
@@ -210,7 +210,7 @@ def validity(model: LanguageModel, constraint: Constraint, arguments: Arguments)
 
 
 def cost(model: LanguageModel, constraint: Constraint, texts: int, arguments: Arguments) -> dict[str, Any]:
-    """What a constraint costs: the ratio of times, with its interval."""
+    """The cost of a constraint: the ratio of times, with its interval."""
     language, steps = language_of(constraint), arguments.steps
     length = width_of(model, language, arguments.length)
     how: dict[str, Any] = {"length": length, "steps": steps, "top_p": 1.0, "temperature": 1.0, "seed": 0}
@@ -254,7 +254,7 @@ def width_of(model: LanguageModel, language: Language, most: int) -> int:
 
 
 def drawn(model: LanguageModel, n: int, **options: Any) -> float:
-    """How long drawing n texts takes."""
+    """Seconds to draw n texts."""
     clock = time.process_time if model.device.type == "cpu" else time.perf_counter
     if model.device.type == "cuda":
         torch.cuda.synchronize()

@@ -79,7 +79,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
 
 
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """As Markdown, with the ratio to the first source."""
+    """The results as a Markdown table, with ratios to the first source."""
     first, *_ = results.values()
     lines = ["| figure | " + " | ".join(results) + " |", "|---|" + "--:|" * len(results)]
     for name, reference in first.items():
@@ -94,7 +94,7 @@ def main() -> int:
     """Measure the sources in turns."""
     parser = parser_of(__doc__)
     parser.add_argument("--sources", type=Path, nargs="+", default=[Path("src")], help="folders with the package cedd")
-    parser.add_argument("--sentences", type=int, default=200, help="of each text")
+    parser.add_argument("--sentences", type=int, default=200, help="sentences per text")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="processes per source")
     parser.add_argument("--out", type=Path, help="write all figures to this .json")
     arguments = parser.parse_args()

@@ -74,7 +74,7 @@ KNOWN = 40_000
 HELD_OUT_MB = 5.0
 """Megabytes at the end of each text of the corpus that the lexicon was not counted on."""
 TRAINED_ON = 600_000
-"""Sentences for the model of JamSpell, as many as its authors used."""
+"""Number of sentences to train JamSpell's model on, as used by its authors."""
 MEASURED = ((60, 200, 40), (300, 500, 100))
 """Mistakes of each list, clean sentences, and joined or split words of the published runs on the test part."""
 SHOWN = ("real", "replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
@@ -91,7 +91,7 @@ def need(module: str, package: str | None = None) -> None:
 
 
 def program(name: str) -> str:
-    """Where a program is."""
+    """The path of a program."""
     if (found := shutil.which(name)) is None:
         raise Absent(f"there is no program {name}")
     return found
@@ -149,7 +149,7 @@ def symspell() -> Correct:
 
 
 def autocorrect() -> Correct:
-    """As it comes."""
+    """autocorrect with its default settings."""
     need("autocorrect")
     from autocorrect import Speller  # pyright: ignore[reportMissingImports]
 
@@ -197,13 +197,13 @@ def in_a_file(command: Callable[[Path], Sequence[str]]) -> Correct:
 
 
 def codespell() -> Correct:
-    """Its list of misspellings."""
+    """codespell's list of misspellings."""
     need("codespell_lib", "codespell")
     return in_a_file(lambda path: [sys.executable, "-m", "codespell_lib", "-w", str(path)])
 
 
 def typos() -> Correct:
-    """Its list of misspellings."""
+    """The list of misspellings of typos."""
     name = program("typos")
     return in_a_file(lambda path: [name, "--write-changes", str(path)])
 
@@ -248,7 +248,7 @@ CORRECTORS: Mapping[str, Callable[[argparse.Namespace], Correct]] = {
     "aspell": lambda _: ispell("aspell", "--lang=en_US"),
     "hunspell": lambda _: ispell("hunspell", "-d", "en_US"),
 }
-"""Each is made with the options of the command."""
+"""Functions that make the correctors, given the options of the command."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def every_nth_wrong(given: Sequence[Misspelt], size: int, n: int) -> list[str]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of programs that it started and that have ended."""
+    """CPU seconds of this process and of the child processes that have ended."""
     return sum(os.times()[:4])
 
 
@@ -337,7 +337,7 @@ def percent(share: Share) -> str:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """As Markdown."""
+    """The results as a Markdown table."""
     names = ("fixed, %", "altered, %", "clean words broken, %", *SHOWN[1:], "characters/CPU s", "start, s")
     lines = ["| tool | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
     for tool, result in results.items():
@@ -350,7 +350,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def differences(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """By how much the first tool fixes more than each other one, as lines."""
+    """The differences in fixed errors between the first tool and each other one, one per line."""
     (first, _), *others = results.items()
     lines = [""] * bool(others)
     for tool, result in others:
@@ -381,7 +381,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
     parser.add_argument("--jamspell", type=Path, metavar="FILE", help="JamSpell's model; trained if there is none")
-    parser.add_argument("--part", choices=("dev", "test"), default="test", help="of the lists")
+    parser.add_argument("--part", choices=("dev", "test"), default="test", help="part of the lists of misspellings")
     parser.add_argument("--unused", action="store_true", help="only what no published run has used")
     parser.add_argument("--count", type=int, default=300, help="mistakes of each list")
     parser.add_argument("--clean", type=int, default=500, help="sentences without mistakes")

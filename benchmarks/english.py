@@ -67,7 +67,7 @@ class Arguments:
     prepare: bool = False
     """Only make the tokenizer and the blocks of tokens."""
     seconds: float = 470.0
-    """Of training, after the first steps."""
+    """Training time in seconds, after the first steps."""
     out: Path = Path("runs/english")
     """The run's folder."""
     export: Path | None = None
@@ -75,23 +75,23 @@ class Arguments:
     results: Path | None = None
     """Write the bounds here too."""
     tokens: int = 8192
-    """Of the vocabulary."""
+    """Vocabulary size."""
     thinning: int = 8
     """The tokenizer is trained on every n-th piece of text, n being this number."""
     holdout: float = 0.005
-    """The share of each file that is held out."""
+    """Share of each file that is held out."""
     blocks: int = 1024
-    """Held-out ones of each file, on which the bound is estimated."""
+    """Held-out sequences per file for the bound."""
     length: int = 128
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     width: int = 512
-    """Of the network."""
+    """Width of the network."""
     depth: int = 7
-    """Its blocks."""
+    """Number of blocks of the network."""
     heads: int = 8
-    """Of its attention."""
+    """Number of attention heads."""
     batch: int = 512
-    """Sequences of a step."""
+    """Sequences per step."""
     warmup: int = 300
     """Steps in which the rate rises."""
     workers: int = 1
@@ -99,7 +99,7 @@ class Arguments:
     cache: Path | None = None
     """Folder for the tokens. None: CEDD_CACHE, or ~/.cache/cedd."""
     seed: int = 0
-    """Of everything random."""
+    """Random seed."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
 
@@ -133,7 +133,7 @@ class Text:
         return found
 
     def tokenizer(self) -> Tokenizer:
-        """The one beside the run, trained when it is first asked for."""
+        """The tokenizer next to the run; it is trained on first use."""
         arguments = self.arguments
         folder = arguments.out.with_name(arguments.out.name + "-tokenizer")
         if not (folder / HEADER_FILE).is_file():
@@ -213,7 +213,7 @@ def public(words: list[str]) -> list[str]:
 
 
 def bounds(arguments: Arguments) -> dict[str, Any]:
-    """On the held-out documents of each file: of the weights as trained, and by how much those exported are worse."""
+    """Bounds on the held-out documents of each file: of the trained weights, and the loss from exporting them."""
     text, device = Text(arguments), "cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu"
     models = {"trained": load_folder(arguments.out, device)}
     if arguments.export is not None:
@@ -256,7 +256,7 @@ def run(arguments: Arguments) -> int:
 
 
 def main() -> int:
-    """What the command line asks for."""
+    """Run the command line."""
     return command(__file__, Arguments, run)
 
 

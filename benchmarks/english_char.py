@@ -79,7 +79,7 @@ def main() -> int:
     """Cut the corpus, then train on it."""
     parser = parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
-    parser.add_argument("--megabytes", type=int, default=90, help="of each file")
+    parser.add_argument("--megabytes", type=int, default=90, help="megabytes to read from each file")
     parser.add_argument("--out", type=Path, default=Path("runs/english-char"), help="the run's folder")
     parser.add_argument("--export", type=Path, help="folder to write the model to, as it is shipped")
     parser.add_argument("--text", type=Path, help="folder for the training text (default: OUT-text)")

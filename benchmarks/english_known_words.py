@@ -39,7 +39,7 @@ from cedd.apps.correct.words import LONGEST
 DIALECTS = ("english", "american", "british", "british_z", "canadian", "australian")
 CATEGORIES = ("words", "upper", "contractions", "abbreviations")
 SIZES = {DICTIONARY: (0, 60), LARGE: (61, 70)}
-"""Of SCOWL. Its words of sizes 80 and 95 contain many misspellings of common words (abought, ceratin, positon)."""
+"""Ranges of SCOWL's sizes. Sizes 80 and 95 contain many misspellings of common words (abought, ceratin, positon)."""
 LISTS = ("softwareTerms.txt.gz", "software-tools.txt", "networkingTerms.txt", "coding-compound-terms.txt")
 LISTS += ("computing-acronyms.txt", "webServices.txt", "git-terms.txt", "docker-words.txt.gz", "data-science.txt")
 LISTS += ("data-science-tools.txt", "data-science-models.txt")
@@ -163,7 +163,7 @@ def resembles(word: str, lexicon: Lexicon, least: float) -> bool:
 
 
 def missing(words: Collection[str], lexicon: Lexicon, most: float) -> set[str]:
-    """Those that the lexicon has less often than this (a logarithm), and that are not known as misspellings."""
+    """The words that are rarer in the lexicon than this (a logarithm) and are not known misspellings."""
     rare = (lexicon.index.get(word) for word in words)
     return {
         word

@@ -29,17 +29,7 @@ import numpy as np
 import torch
 from helps import parser_of
 from numpy.typing import NDArray
-from word_protocol import (
-    LISTS,
-    Misspelt,
-    Pair,
-    bare_words,
-    joined_and_split,
-    number,
-    placed,
-    read_pairs,
-    sentences,
-)
+from word_protocol import LISTS, Misspelt, Pair, bare_words, joined_and_split, number, placed, read_pairs, sentences
 
 from cedd import load
 from cedd.apps.correct.candidates import Neighbours
@@ -84,7 +74,7 @@ use."""
 
 
 def corpus_texts(folder: Path, held_out: float) -> list[tuple[str, str]]:
-    """Each text of the corpus, and what is left out at its end, cut between paragraphs."""
+    """The training part of each text of the corpus, and its held-out end, cut between paragraphs."""
     texts: list[tuple[str, str]] = []
     for path in sorted(folder.glob("*.txt.xz")):
         with lzma.open(path, "rt", encoding="utf-8") as file:
@@ -187,7 +177,7 @@ def make_lexicon(texts: Sequence[str], lists: Path) -> Lexicon:
 
 
 def memory_of(pairs: Sequence[Pair], known: set[str]) -> dict[str, tuple[str, ...]]:
-    """What was meant by each misspelling, of words that are known."""
+    """The intended words of each misspelling, if they are known."""
     found: dict[str, list[str]] = {}
     for pair in dict.fromkeys(pairs):
         if pair.meant in known:
@@ -295,7 +285,7 @@ def main() -> int:
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")
     parser.add_argument("--held-out", type=float, default=5.0, help="megabytes at the end of each text")
-    parser.add_argument("--mistakes", type=int, default=1500, help="of each list, to fit the weights on")
+    parser.add_argument("--mistakes", type=int, default=1500, help="misspellings per list to fit the weights on")
     parser.add_argument("--clean", type=int, default=4000, help="sentences without mistakes, for the same")
     parser.add_argument(
         "--asked", type=int, default=2000, help="undecided words that the network scores, for the same purpose"

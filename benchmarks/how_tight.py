@@ -63,7 +63,7 @@ class Arguments:
     ar: str | None = None
     """An autoregressive run with the same tokenizer, whose exact likelihood is drawn as the reference."""
     seed: int = 0
-    """Of orders, times and noise."""
+    """Seed of orders, times and noise."""
     batch: int | None = None
     """Noisy blocks shown to the network at once for importance (default: by the memory of the device)."""
     device: str = "auto"
@@ -145,7 +145,7 @@ def evaluation_of(
 
 
 def timed(work: Callable[[], ModelEvaluation], device: torch.device) -> tuple[ModelEvaluation, float]:
-    """What the work returns, and its seconds."""
+    """The result of a function, and its duration in seconds."""
     started = time.perf_counter()
     found = work()
     if device.type == "cuda":
@@ -180,7 +180,7 @@ def figures(estimate: BoundEstimate, tight: BoundEstimate | None = None) -> dict
 
 
 def table(record: dict[str, Any]) -> str:
-    """In Markdown."""
+    """The results as a Markdown table."""
     tight, weighted = record["tight"], record.get("importance", {"by_orders": {}})
     rows = {f"`tight`, {tight['draws']} draws": tight}
     rows |= {f"`importance`, K = {orders}": found for orders, found in weighted["by_orders"].items()}

@@ -30,7 +30,7 @@ CONFIGS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "duo": (1, "backbone.", {"model_type": "duo", "vocab_size": GPT2 + 1}),
     "gidd": (2, "", {"vocab_size": GPT2 + 2, "p_uniform": 0.1, "t_eps": 1e-4}),
 }
-"""Rows beyond GPT-2's tokens, prefix of the names, what config.json says beside the sizes."""
+"""By family: the number of rows beyond GPT-2's tokens, the prefix of tensor names, and the entries of config.json."""
 
 
 def shapes(rows: int, width: int, depth: int, conditioning: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -66,7 +66,7 @@ def write_folder(folder: Path, family: str, width: int = 768, depth: int = 12, c
 
 
 def measured(code: str, *words: str) -> dict[str, float]:
-    """What a program prints as JSON, run in a process of its own."""
+    """Run a program in a separate process; the JSON that it prints."""
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -91,9 +91,9 @@ print(json.dumps(dict(seconds=time.perf_counter() - started, peak={PEAK})))
 def main() -> None:
     """Write, import, and print one line of JSON."""
     parser = parser_of(__doc__)
-    parser.add_argument("--family", choices=sorted(CONFIGS), default="sedd", help="whose network it is")
-    parser.add_argument("--width", type=int, default=768, help="of the network")
-    parser.add_argument("--depth", type=int, default=12, help="its blocks")
+    parser.add_argument("--family", choices=sorted(CONFIGS), default="sedd", help="family of the network")
+    parser.add_argument("--width", type=int, default=768, help="width of the network")
+    parser.add_argument("--depth", type=int, default=12, help="number of blocks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_folder(Path(temporary) / "theirs", options.family, options.width, options.depth)

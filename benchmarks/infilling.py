@@ -62,14 +62,14 @@ class Arguments:
     data: Path
     """A text that the model has not seen."""
     words: int = 200
-    """That are filled in, each once in every way."""
+    """Number of words to fill in; each is filled in once per way."""
     ways: tuple[str, ...] = ("paragraph", "passage", "alone")
     """What is given: the block around the word (paragraph), eight more on either side (page), its sentence as cedd
     infill puts it (passage), or that and nothing else (alone; share: from a later time). The first is compared with."""
     steps: int = 8
-    """Of the sampler."""
+    """Sampling steps."""
     seed: int = 0
-    """Of the choice of words and of sampling."""
+    """Seed of the choice of words and of sampling."""
     device: str = "cpu"
     """auto, cpu, cuda or cuda:1."""
     json: Path | None = None
@@ -119,7 +119,7 @@ def questions(text: str, tokenizer: Tokenizer, length: int, count: int) -> Itera
 
 @dataclass(frozen=True)
 class Way:
-    """How a question is put to a model."""
+    """How a model receives a question."""
 
     with_paragraph: bool = False
     with_page: bool = False
@@ -206,7 +206,7 @@ def run(arguments: Arguments) -> None:
 
 
 def main() -> int:
-    """What the command line asks for."""
+    """Run the command line."""
     return command(__file__, Arguments, run)
 
 

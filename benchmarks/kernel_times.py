@@ -135,7 +135,7 @@ def time_score_entropy(rows: int = 8192) -> None:
 
 
 def time_row_sums(rows: int = 2670) -> None:
-    """What a bound needs of a chunk of outputs: one sweep of reading each, and the same in torch's operations."""
+    """Sums over a chunk of outputs, as a bound needs them: one fused pass, and the same in torch operations."""
     from cedd.row_sums import kernels_triton
 
     outputs = torch.randn(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]

@@ -43,22 +43,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cells import Benchmark, Results, Turn, main, make_writable
 from language_cells import USUAL, Arguments, common_settings, configuration, read_cell
 from language_measure import LanguageHooks, judge_rows, judge_texts
 from language_seeds import check_orders, over_seeds
-from language_tables import Rows, draw, tables
+from language_tables import Rows, curves_figure, tables
 from language_text import Texts
 
 from cedd.data.training_data import TrainingData
 from cedd.training.config import TrainConfig
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 EXPECTED_SECONDS = 420.0
-"""Of a cell on an H200, before one has been timed."""
-RENAMED = {"model.told": "model.time_input"}
-"""Settings by their names in the protocols of earlier results."""
+"""Expected duration of a cell on an H200, before one has been timed."""
 
 
 class Language(Benchmark):
@@ -106,8 +107,7 @@ class Language(Benchmark):
 
     def as_now(self, protocol: Mapping[str, Any]) -> Mapping[str, Any]:
         added = {name: USUAL[name] for name in common_settings(self.arguments)}
-        recipe = {RENAMED.get(name, name): value for name, value in protocol.get("recipe", {}).items()}
-        return {**protocol, "recipe": added | recipe}
+        return {**protocol, "recipe": added | protocol.get("recipe", {})}
 
     def check_rows(self, content: Mapping[str, Any]) -> None:
         if self.arguments.orders:
@@ -148,8 +148,8 @@ class Language(Benchmark):
         files = zip(now, paths, strict=True)
         return over_seeds([Rows(content, replace(self.arguments, results=path)) for content, path in files])
 
-    def draw(self, content: Mapping[str, Any], path: Path) -> None:
-        draw(content, path)
+    def curves(self, content: Mapping[str, Any]) -> Figure:
+        return curves_figure(content)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,12 @@ from cells import CellArguments
 from cedd.evaluation.generative import refuse_missing_judge
 from cedd.methods import get_method
 from cedd.models.transformer import SIZES
-from cedd.training.config import (
-    PRESETS,
-    DataConfig,
-    EvaluationConfig,
-    ProcessConfig,
-    TrainConfig,
-    flat,
-    from_json,
-)
+from cedd.training.config import PRESETS, DataConfig, EvaluationConfig, ProcessConfig, TrainConfig, flat, from_json
 
 RECIPE = PRESETS["small-fast"][1]
 """The settings that learnt most in minutes (dev/lab-notes.md)."""
 RECIPE_PARTS = ("model.", "optimizer.", "batch.")
-"""What a recipe is about, in the names of settings."""
+"""Settings that belong to a recipe, by the beginnings of their names."""
 USUAL = flat(TrainConfig("", Path()))
 """Settings by name as they are by default, and so were before the package had them."""
 WARM_UP, AVERAGE = 0.03, 0.02
@@ -59,7 +51,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "optimizer.ema_warmup": True,
         "batch.complementary": False,
         **ALL_TIMES,
-    },
+    }
 }
 """Settings of a cell by the name after its +: the paper's own, at our batch and number of steps."""
 PROCESSES: Mapping[str, ProcessConfig] = {
@@ -113,7 +105,7 @@ class Arguments(CellArguments):
     corpus: tuple[Path, ...] = ()
     """Text files to train on, .txt, .txt.xz or .jsonl (default: those of corpus/ in --data)."""
     tokenizer: str = "gpt2"
-    """As in cedd train."""
+    """Tokenizer, as in cedd train."""
     cache: Path | None = None
     """Folder for the tokens (default: CEDD_CACHE or ~/.cache/cedd)."""
     workers: int = 1
@@ -121,13 +113,13 @@ class Arguments(CellArguments):
     holdout: float = 0.01
     """The share of documents of each file that is held out."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
-    """Of the network, as the presets of cedd train have it."""
+    """Size of the network: a preset of cedd train."""
     length: int = SHORT
-    """Tokens of a sequence, in cells without @."""
+    """Tokens per sequence in cells without @."""
     tokens: int = 256 * SHORT
     """Tokens per step, for any length."""
     steps: int = 5000
-    """Of every cell."""
+    """Training steps per cell."""
     points: int = 8
     """Tests on the way, for the curve."""
     point_blocks: int = 512
@@ -185,7 +177,7 @@ class Arguments(CellArguments):
         super().check()
 
     def extras(self, cell: str) -> Path:
-        """The file of a cell's arrays, beside the results file: the bound of every block, the sampled tokens."""
+        """The file with the arrays of a cell: the bound of every block and the sampled tokens."""
         return self.results.with_suffix("") / f"{file_name(cell)}.npz"
 
 

@@ -1,4 +1,4 @@
-"""What is measured for a cell: bounds on all texts, samples, and the perplexity of the samples under the judges."""
+"""Measurements of a cell: bounds on all texts, samples, and the perplexity of the samples under the judges."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LanguageHooks(CellHooks):
         return ModelFolder(model, trainer.process, self.method(trainer), trainer.data.tokenizer, trainer.config.length)
 
     def method(self, trainer: Trainer) -> Method:
-        """As the run's folder describes it: when training has ended, with the end of the path that it has chosen."""
+        """The method in the run's folder; after training it includes the chosen end of the path."""
         return method_from_config(read_description(trainer.config.out)["method"])
 
     def test(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
@@ -181,12 +181,7 @@ class LanguageHooks(CellHooks):
         return asked and not trainer.process.can_shuffle
 
     def weighted(
-        self,
-        trainer: Trainer,
-        model: Backbone,
-        blocks: torch.Tensor,
-        protocol: Mapping[str, Any],
-        tight: BoundEstimate,
+        self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, protocol: Mapping[str, Any], tight: BoundEstimate
     ) -> tuple[dict[str, Any], NDArray[Any]]:
         """The importance-weighted bound on some of the blocks (of ar, the exact likelihood), and what it is less than
         `tight` on the same ones; its values."""
@@ -232,7 +227,7 @@ def bound_record(estimate: BoundEstimate) -> dict[str, Any]:
 
 
 def sample_record(ids: NDArray[Any]) -> dict[str, Any]:
-    """What a results file has of texts [N, L], before a judge has read them."""
+    """The record of texts [N, L] in a results file, before a judge has read them."""
     entropy = float(np.mean([token_entropy(row) for row in ids.tolist()]))
     return {"samples": len(ids), "token_entropy": entropy, "judges": {}}
 
@@ -259,7 +254,7 @@ def _say_once(line: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what a figure depends on."""
+    """Versions of the software that figures depend on."""
     found = {"cedd": cedd.__version__, "python": platform.python_version()}
     found |= {"torch": torch.__version__, "numpy": np.__version__}
     triton = sys.modules.get("triton")

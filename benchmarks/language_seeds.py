@@ -106,7 +106,7 @@ def refuse_different_orders(files: Sequence[Rows]) -> None:
 
 
 def by_seed(files: Sequence[Rows], cells: Sequence[str], seeds: Sequence[int]) -> str:
-    """Each bound on each text: a column per seed, the mean, and the standard deviation over seeds."""
+    """A table of every bound on every text: a column per seed, the mean, and the standard deviation over seeds."""
     heads = " | ".join((*(f"seed {seed}" for seed in seeds), "mean", "SD over seeds"))
     lines = [f"| nats per token | bound | text | {heads} |", f"|---|---|---|{'--:|' * (len(seeds) + 2)}"]
     for cell in cells:
@@ -188,7 +188,7 @@ def distance(files: Sequence[Rows]) -> str:
 
 
 def nats(rows: Rows, cell: str, text: str, bound: str) -> float | None:
-    """A figure of a row, if it was measured and is finite."""
+    """The nats per token of a row, if they were measured and are finite."""
     final = rows.finished(cell)
     return None if final is None else final["rows"][""]["texts"].get(text, {}).get(bound, {}).get("nats_per_token")
 

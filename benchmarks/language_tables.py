@@ -5,30 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from io import BytesIO
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from cells import with_curves
-from language_cells import (
-    BLOCK_CELLS,
-    LONG,
-    LONG_CELLS,
-    MAIN,
-    METHODS,
-    RECIPES,
-    SHARES,
-    Arguments,
-    read_cell,
-)
+from language_cells import BLOCK_CELLS, LONG, LONG_CELLS, MAIN, METHODS, RECIPES, SHARES, Arguments, read_cell
 from language_measure import OWN_JUDGE, key, stored
 from language_text import SETS
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
-from cedd.storage import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,6 +139,11 @@ class Rows:
         """The names of the held-out texts."""
         return list(self.protocol.get("corpus", {"wikipedia": None, "books": None}))
 
+    @property
+    def titles(self) -> dict[str, str]:
+        """Names and titles of all texts."""
+        return {**self.sets, **{name: f"held-out {name}" for name in self.held_out}}
+
     def per_block(self, cell: str, way: str, text: str, bound: str = "tight") -> torch.Tensor:
         """The bound of every block; NaN where it was not stored."""
         blocks = self.cells[cell]["final"]["rows"][way]["texts"][text][bound]["blocks"]
@@ -241,7 +233,7 @@ def _differences(rows: Rows) -> str:
 def _bounds(rows: Rows, cells: Sequence[str], only: Sequence[str] = ()) -> str:
     """Perplexities by `tight` with their intervals, and the exact ones of cells in short blocks, on all texts or `only`
     on those of these that were measured."""
-    titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
+    titles = rows.titles
     texts = [text for text in titles if text in only] or [*titles]
     heads = [titles[text] for text in texts]
     lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
@@ -274,8 +266,7 @@ def _blocks(rows: Rows) -> dict[str, str]:
 
 def weighted_bounds(rows: Rows, cells: Sequence[str]) -> str:
     """`tight` and the importance-weighted bound on the same blocks, for rows that have both."""
-    texts = [*rows.sets, *rows.held_out]
-    heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
+    texts, heads = [*rows.titles], [*rows.titles.values()]
     lines = [f"| nats per token: tight, importance (difference) | K | blocks | {' | '.join(heads)} |"]
     lines.append(f"|---|--:|--:|{'--:|' * len(heads)}")
     for title, _, row in rows.of(cells):
@@ -301,18 +292,11 @@ def _both_bounds(record: Mapping[str, Any] | None) -> str:
 
 def _quoted(rows: Rows) -> str:
     """Rows for the models that the paper quotes, in a table of bounds."""
-    return "\n".join(
-        "| "
-        + " | ".join(
-            [
-                f"{name} (as the paper quotes it)",
-                *(_plain(value) for text, value in zip(SETS, figures, strict=True) if text in rows.sets),
-                *("" for _ in rows.held_out),
-            ]
-        )
-        + " |"
-        for name, figures in QUOTED.items()
-    )
+    lines: list[str] = []
+    for name, figures in QUOTED.items():
+        shown = [_plain(value) for text, value in zip(SETS, figures, strict=True) if text in rows.sets]
+        lines.append(f"| {' | '.join([f'{name} (as the paper quotes it)', *shown, *('' for _ in rows.held_out)])} |")
+    return "\n".join(lines)
 
 
 def _perplexity(record: Mapping[str, Any]) -> str:
@@ -384,8 +368,7 @@ LONG_ORDER = [("cedd-star", other, f"absorb@{LONG}") for other in ("sedds", "ced
 def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
     """A line for each (better, worse, process): the paired difference on every text, the number of texts on which the
     first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
-    titles = {**rows.sets, **{name: f"held-out {name}" for name in rows.held_out}}
-    texts, heads = [*titles], [*titles.values()]
+    texts, heads = [*rows.titles], [*rows.titles.values()]
     lines = [f"| difference in nats per token | {' | '.join(heads)} | texts where the first is better | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
@@ -567,34 +550,18 @@ def _protocol(rows: Rows) -> str:
 
 def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The main settings of a recipe."""
-    names = (
-        "matrices",
-        "matrix_rate",
-        "rate",
-        "embedding_rate",
-        "head_rate",
-        "beta2",
-        "schedule",
-        "decay_share",
-        "warmup",
-        "ema",
-    )
-    for name in (
-        *(f"optimizer.{name}" for name in names),
+    names = ("matrices", "matrix_rate", "rate", "embedding_rate", "head_rate", "beta2", "schedule", "decay_share")
+    others = (
+        "optimizer.warmup",
+        "optimizer.ema",
         "model.dropout",
         "model.largest_score",
         "batch.size",
         "batch.complementary",
-    ):
+    )
+    for name in (*(f"optimizer.{name}" for name in names), *others):
         yield name.partition(".")[2], recipe[name]
     yield "times", f"[{recipe['batch.lowest_time']}, {recipe['batch.highest_time']}]"
-
-
-def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Save the figure of `curves_figure` as .png, .svg or .pdf."""
-    buffer = BytesIO()
-    curves_figure(content).savefig(buffer, format=path.suffix[1:], dpi=110)
-    atomic_write(path, buffer.getvalue())
 
 
 def curves_figure(content: Mapping[str, Any]) -> Figure:

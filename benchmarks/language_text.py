@@ -27,7 +27,7 @@ SETS: Mapping[str, str] = {
 }
 """The paper's test sets, in its order."""
 BREAKS: Mapping[str, str] = {"wikipedia": "\n\n\n", "books": "\n\n\n\n"}
-"""What stands between the documents of a text file, by its name; three newlines in any other."""
+"""The separator of documents in a text file, by the file's name; three newlines in other files."""
 ENDINGS = (".txt", ".txt.xz", ".txt.gz", ".jsonl", ".jsonl.xz", ".jsonl.gz")
 
 
@@ -114,7 +114,7 @@ class Texts:
         }
 
     def training(self, length: int, batch: int) -> TrainingData:
-        """What cells of a length are trained on; what a trainer validates on by itself is not asked for here."""
+        """The training data for cells of this length. The benchmark does not use the trainer's own validation."""
         share = self.arguments.holdout
         train = self.packed(Documents(self.files, share, held_out=False), length)
         if len(train) < batch:
@@ -125,7 +125,7 @@ class Texts:
         return TrainingData(self.tokenizer, train, self.packed(Documents(self.files[:1], share, held_out=True), length))
 
     def protocol(self) -> dict[str, Any]:
-        """What identifies them, wherever they lie."""
+        """Names and hashes of the texts, independent of their location."""
         files, share = self.files, self.arguments.holdout
         return {
             "corpus": {stem(file): Documents([file], share, held_out=True).content_sha256() for file in files},

@@ -41,7 +41,7 @@ class Arguments:
     """
 
     folder: Path
-    """Where the checkpoint is written."""
+    """Folder of the checkpoint."""
     width: int = 4096
     """Width of the residual stream."""
     depth: int = 32
@@ -57,7 +57,7 @@ class Arguments:
     steps: int = 64
     """Steps of the sample."""
     device: str = "cuda"
-    """Where it runs."""
+    """Device."""
 
 
 def layer_tensors(arguments: Arguments, i: int, random: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -108,7 +108,7 @@ def write(arguments: Arguments) -> None:
 
 
 class Steps:
-    """What each step took."""
+    """The duration and memory of each step."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda, self.record = cuda, dict[str, Any]()

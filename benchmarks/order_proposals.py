@@ -69,7 +69,7 @@ class Arguments:
     proposals: tuple[str, ...] = ()
     """Ways to draw orders (default: all)."""
     seed: int = 0
-    """Of the orders."""
+    """Seed of the orders."""
     device: str = "auto"
     """auto, cpu or cuda."""
 

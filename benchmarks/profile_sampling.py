@@ -32,17 +32,17 @@ class Arguments:
     """
 
     sampler: str = "analytic"
-    """As in cedd sample."""
+    """Sampler, as in cedd sample."""
     method: str = "cedd-star"
-    """What the network has learned; its weights are random."""
+    """Method; the network has random weights."""
     process: str = "absorb"
-    """The noise."""
+    """Process."""
     shape: str = "64x128"
     """Sequences x positions."""
     steps: int = 1024
-    """Of the sampler."""
+    """Sampling steps."""
     vocab: int = 50257
-    """Tokens of the vocabulary."""
+    """Vocabulary size."""
     kernels: int = 30
     """Number of kernels to list, slowest first."""
 

@@ -43,13 +43,13 @@ class Arguments:
     shape: str = "512x128"
     """Sequences x positions."""
     method: str = "cedd-star"
-    """What the network has learned; its weights are random."""
+    """Method; the network has random weights."""
     process: str = "absorb"
     """The noise."""
     vocab: int = 50257
     """Tokens of the vocabulary."""
     steps: int = 10
-    """That are timed."""
+    """Number of steps to profile."""
     kernels: int = 30
     """Number of kernels to list, slowest first."""
 
@@ -104,7 +104,7 @@ def print_kernels(run: Callable[[], object], times: int, most: int) -> None:
 
 
 def time_attention(batch: int, length: int) -> None:
-    """Each backend alone."""
+    """Time each attention backend alone."""
     qkv = torch.randn(batch, length, 3, 12, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(batch, 12, length, 64, device="cuda", dtype=torch.bfloat16)
 

@@ -29,10 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 JUDGE = "smollm2.gguf"
 STEPS = (8, 16, 32, 64, 128, 1024)
-SHOWN_SAMPLERS = (
-    *("analytic", "first-hitting", "gibbs", "remask-capped"),
-    "probability",
-)
+SHOWN_SAMPLERS = (*("analytic", "first-hitting", "gibbs", "remask-capped"), "probability")
 SHOWN_STEPS = (16, 32, 128)
 SHOWN_STEPS_AT_LOW_ENTROPY = (64,)
 LOW_ENTROPY = 4.1
@@ -167,10 +164,7 @@ def correctors(file: str, kinds: Sequence[str] = KINDS) -> str:
 
 def correction_sets() -> str:
     """The shares of cedd correct on the sets of errors that are not held out."""
-    files = {
-        "seen during development": "correctors.json",
-        "seen during development, larger": "correctors-1003.json",
-    }
+    files = {"seen during development": "correctors.json", "seen during development, larger": "correctors-1003.json"}
     lines = ["| errors | number | fixed, % | miscorrected, % | error-free words changed, % |", "|---|--:|--:|--:|--:|"]
     for title, file in files.items():
         groups = json.loads((RESULTS / file).read_text("utf-8"))["tools"]["cedd correct"]["groups"]

@@ -47,14 +47,14 @@ class Arguments:
     other: Path | None = None
     """The checkout of another version, which takes turns with this one."""
     turns: int = 2
-    """Of each version."""
+    """Turns per version."""
     seeds: tuple[int, ...] = (1,)
-    """Each a call in every turn."""
+    """Seeds; each is one call per turn."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one process."""
+    """Times of one process."""
 
     wall: float
     cpu: float

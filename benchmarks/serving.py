@@ -140,10 +140,7 @@ def correction(i: int) -> Request:
 
 def new_mistake(i: int) -> Request:
     """A sentence with letters exchanged at places that no other request has."""
-    return "correct", {
-        "model": CORRECTOR,
-        "text": swap_letters(RIGHT[i % len(RIGHT)].format(1000 + i), 0.03, i).text,
-    }
+    return "correct", {"model": CORRECTOR, "text": swap_letters(RIGHT[i % len(RIGHT)].format(1000 + i), 0.03, i).text}
 
 
 def corrections(title: str, make: Callable[[int], Request]) -> Kind:
@@ -309,7 +306,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def family(process: int) -> Iterator[list[str]]:
-    """What the system says of a process and of those that it began, from its state on (`man 5 proc`; Linux)."""
+    """The fields of /proc/PID/stat of a process and its children, from the state on (`man 5 proc`; Linux)."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             said = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -352,14 +349,16 @@ async def memory(address: str, process: int, requests: int, clients: int = 16) -
 def main() -> None:
     """Measure, print, and write."""
     parser = parser_of(__doc__)
-    parser.add_argument("--clients", type=int, default=200, help="that ask at once")
-    parser.add_argument("--each", type=int, default=5, help="requests of each client")
-    parser.add_argument("--one-by-one", type=int, default=240, help="requests of a kind asked one at a time, at most")
-    parser.add_argument("--checked", type=int, default=24, help="answers that are compared with the library's")
-    parser.add_argument("--memory", type=int, default=5000, help="small requests over which memory is read")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, help="of requests")
-    parser.add_argument("--out", type=Path, help="where the figures are written, as JSON")
-    parser.add_argument("--page", type=Path, help="the page that has a table of them")
+    parser.add_argument("--clients", type=int, default=200, help="clients at the same time")
+    parser.add_argument("--each", type=int, default=5, help="requests per client")
+    parser.add_argument(
+        "--one-by-one", type=int, default=240, help="largest number of requests of a kind sent one at a time"
+    )
+    parser.add_argument("--checked", type=int, default=24, help="answers to compare with the library's")
+    parser.add_argument("--memory", type=int, default=5000, help="small requests during which memory is measured")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, help="kinds of requests")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--page", type=Path, help="page with a table of the results")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as folder:

@@ -18,14 +18,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cells import Benchmark, Turn, main
 from spelling_books import SpellingHooks, prepare
 from spelling_recipes import TEST_BOOKS, Arguments, configuration, named, settings
-from spelling_tables import draw, over_seeds, tables
+from spelling_tables import curves_figure, over_seeds, tables
 
 from cedd.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Spelling(Benchmark):
@@ -70,8 +73,8 @@ class Spelling(Benchmark):
     def over_seeds(self, contents: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> str:
         return over_seeds(contents)
 
-    def draw(self, content: Mapping[str, Any], path: Path) -> None:
-        draw(content, path)
+    def curves(self, content: Mapping[str, Any]) -> Figure:
+        return curves_figure(content)
 
 
 if __name__ == "__main__":

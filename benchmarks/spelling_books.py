@@ -51,7 +51,7 @@ def renumbered(characters: Mapping[str, int], size: int) -> dict[str, int]:
 
 
 def prepare(arguments: Arguments) -> None:
-    """Write the tokenizer and the books of one form, as its cells read them, beside the runs."""
+    """Write the tokenizer and the books of one form, as its cells read them, next to the runs."""
     novels = data_folder("novels", arguments.data)
     gpt2 = load_gpt2(arguments.gpt2 or novels.parent / "gpt2-bpe")
     characters = dict(CharAsGPT2.from_gpt2(gpt2).characters)

@@ -103,52 +103,52 @@ class Arguments(CellArguments):
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
-    """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe beside the novels)."""
+    """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe next to the novels)."""
     form: Literal["clean", "gutenberg", "crlf"] = "gutenberg"
     """gutenberg: the books as shipped, with header and licence (the paper's), a line's end read as one character; crlf:
     the same with a line's end of two, as it is in the files; clean: their bare text."""
     vocabulary: int | None = None
     """Vocabulary size with characters as its first tokens, instead of GPT-2's: for two cores, with --size tiny."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
-    """Of the network, as the presets of cedd train have it."""
+    """Size of the network: a preset of cedd train."""
     length: int = 128
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     batch: int = 32
-    """Sequences of a step."""
+    """Sequences per step."""
     steps: int = 25_000
-    """Of a cell whose recipe has no number of its own."""
+    """Training steps of cells whose recipe does not set them."""
     every: int = 5000
     """Steps between tests."""
     blocks: int | None = None
     """Number of blocks of each book to test on, from its beginning."""
     matrices: Literal["adamw", "muon"] = "adamw"
-    """What steps the matrices of the blocks."""
+    """Optimizer of the blocks' matrices."""
     rate: float = 3e-4
-    """The highest."""
+    """Peak learning rate."""
     warmup: int = 2500
-    """Steps in which the rate rises."""
+    """Steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What the rate does after that."""
+    """Learning rate after warm-up."""
     clip: float = 1.0
     """The largest norm of the gradient of a *sequence's* loss, the sum over its positions, as in the code that the
     paper builds on: nearly every gradient is longer, and so is scaled to this length."""
     ema: float = 0.9999
-    """The decay of the average of the weights, which is what is tested."""
+    """Decay of the moving average of the weights, which is tested."""
     ema_warmup: bool = True
     """The average's decay is at most (1+step)/(10+step), as in the code that the paper builds on; a plain one of 0.9999
     still holds 8% of the initial weights after 25,000 steps."""
     dropout: float = 0.1
-    """Of each branch of the network."""
+    """Dropout rate of each residual branch."""
     weight_decay: float = 0.0
-    """Of all parameters, times the rate."""
+    """Weight decay of all parameters, multiplied by the learning rate."""
     cut: Literal["once", "anew"] = "once"
-    """Where the book is cut into sequences: at the same places in every epoch, or at others."""
+    """Split the book into sequences at the same positions in every epoch (once), or at new ones (anew)."""
     times: Literal["stratified", "independent"] = "stratified"
     """How the times of a batch are drawn."""
     last_time: float | None = None
-    """What a cell's TIME has become by the last step."""
+    """Highest time at the last step, approached linearly from the cell's TIME."""
     float32_residual: bool = False
-    """Keep the sum of all branches in float32, as the code that the paper builds on."""
+    """Keep the residual stream in float32, as the code that the paper builds on."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
     sigma_floor: float = 0.003
@@ -164,12 +164,12 @@ class Arguments(CellArguments):
         super().check()
 
     def book(self, name: str) -> Path:
-        """Where a book lies as the cells read it."""
+        """The path of a book in the form that cells read."""
         return self.out / "books" / self.form / f"{name}.txt"
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where the tokenizer of these books lies; one of another form or size is another."""
+        """The folder of the tokenizer for this form and vocabulary size."""
         form = "" if self.form == Arguments.form else f"-{self.form}"
         size = "" if self.vocabulary is None else f"-{self.vocabulary}"
         return self.out / f"tokenizer{form}{size}"
@@ -205,7 +205,7 @@ def read_cell(text: str) -> Cell:
 
 
 def settings(arguments: Arguments, cell: str) -> Arguments:
-    """What a cell is run with: its recipe stands above the command line."""
+    """The settings of a cell; its recipe overrides the command line."""
     return replace(arguments, **read_cell(cell).recipe)
 
 
@@ -252,7 +252,7 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
 
 
 def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a cell was trained with otherwise than by default, by the settings' names."""
+    """The settings of a cell that differ from the defaults, by name."""
     config = from_json(TrainConfig, record["config"])
     different = differing_settings(config, configuration(Arguments(), cell.partition("+")[0]))
     training = [n for n in different if n.startswith(("model.", "optimizer.", "batch.", "process.", "length"))]

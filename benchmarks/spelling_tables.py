@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from itertools import combinations, cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +11,6 @@ from cells import different_seeds, last_shared_step, mean_with_interval, with_cu
 from spelling_books import SEEN
 from spelling_recipes import METHODS, OURS, PAPER, PROCESSES, TEST_BOOKS, own_settings, read_cell
 
-from cedd.storage import atomic_write
 from cedd.training.config import TrainConfig, from_json
 
 if TYPE_CHECKING:
@@ -37,13 +34,6 @@ def tested(content: Mapping[str, Any]) -> list[str]:
         return cell.highest_time < 1, order.index((cell.process, cell.method)), name
 
     return sorted(with_curves(content), key=place)
-
-
-def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Save the figure of `curves_figure` as .png, .svg or .pdf."""
-    buffer = BytesIO()
-    curves_figure(content).savefig(buffer, format=path.suffix[1:], dpi=120)
-    atomic_write(path, buffer.getvalue())
 
 
 def curves_figure(content: Mapping[str, Any]) -> Figure:

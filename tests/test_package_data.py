@@ -127,9 +127,7 @@ def test_the_writer_is_loaded_in_a_second():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "counts"),
-    [(PROSE, (27, 516)), (PROSE + MORE_PROSE, (93, 1770))],
-    ids=["a passage", "three passages"],
+    ("text", "counts"), [(PROSE, (27, 516)), (PROSE + MORE_PROSE, (93, 1770))], ids=["a passage", "three passages"]
 )
 def test_the_model_mends_letters_and_leaves_the_rest(model, text, counts):
     """The user's protocol of `cedd spelling` on a text that it cannot have seen, with the bounds for books.

@@ -30,11 +30,7 @@ PROCESS = st.one_of(
     st.builds(cedd.uniform, VOCAB, SCHEDULE),
     st.builds(cedd.roulette, VOCAB, P_M, SCHEDULE),
     st.builds(
-        lambda V, a, b, s: cedd.eroulette(V, mask_share=PowerShare(a, b), schedule=s),
-        VOCAB,
-        SHARE,
-        SHARE,
-        FROM_ZERO,
+        lambda V, a, b, s: cedd.eroulette(V, mask_share=PowerShare(a, b), schedule=s), VOCAB, SHARE, SHARE, FROM_ZERO
     ),
     st.builds(lambda V, p, s: cedd.eroulette(V, p_m=p, schedule=s), VOCAB, P_M, FROM_ZERO),
     st.builds(lambda V, p, a, b: cedd.hybrid(V, p, rise=a, fall=b), VOCAB, st.floats(0.0, 0.9), POWER, POWER),

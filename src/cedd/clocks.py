@@ -509,11 +509,6 @@ class PowerShare:
 
 
 CLOCKS.update(
-    {
-        "proportional": Proportional,
-        "evolving-share": EvolvingShare,
-        "running-share": RunningShare,
-        "hybrid": Hybrid,
-    }
+    {"proportional": Proportional, "evolving-share": EvolvingShare, "running-share": RunningShare, "hybrid": Hybrid}
 )
 SHARES["power"] = PowerShare

@@ -571,12 +571,7 @@ class Network:
         return model if is_whole and self.home == self.device and records_calls(model) else None
 
     def recorded(
-        self,
-        x_t: Tensor,
-        sigma: Tensor,
-        places: Tensor,
-        function: Callable[..., tuple[Tensor, Tensor]],
-        *given: Tensor,
+        self, x_t: Tensor, sigma: Tensor, places: Tensor, function: Callable[..., tuple[Tensor, Tensor]], *given: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """function(outputs [M, V] at flat positions [M], x_t [B, L], *given) as one recording with the head, if the
         network makes recordings: a tensor and a number []."""

@@ -96,8 +96,7 @@ def adaptive_panels(f: Integrand, lo: float, hi: float, tolerance: float = 1e-12
     order = torch.argsort(starts)
     zero = torch.zeros(1, dtype=torch.float64)
     return Panels(
-        edges=torch.cat([starts[order], ends[order][-1:]]),
-        cumulative=torch.cat([zero, torch.cumsum(values[order], 0)]),
+        edges=torch.cat([starts[order], ends[order][-1:]]), cumulative=torch.cat([zero, torch.cumsum(values[order], 0)])
     )
 
 

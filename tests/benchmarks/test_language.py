@@ -371,7 +371,6 @@ def test_the_order_over_seeds_includes_the_variance_of_training(benchmark, tmp_p
     second = {"cedd-star/absorb": (flat + 4.1, flat[:2] + 3.9), "cedd/absorb": (flat + 4.18, flat[:2] + 3.99)}
     files = [results_of(benchmark, tmp_path / f"{n}.json", n, cells) for n, cells in enumerate((first, second))]
     contents = [{"cells": rows.cells, "protocol": dict(rows.protocol)} for rows in files]
-    contents[0]["protocol"]["recipe"] = {"model.told": "sigma"}  # an earlier name
     language, paths = benchmark.Language(files[0].arguments), [rows.arguments.results for rows in files]
     by_seed, order, verdicts, distance = language.over_seeds(contents, paths).split("\n\n")
     assert "| cedd-star/absorb | tight | books | 4.0000 | 4.1000 | 4.0500 | 0.0707 |" in by_seed

@@ -246,10 +246,7 @@ def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, cap
         (["correct", "FOLDER/link"], "FOLDER/link is a broken link"),
         (["correct", "teh", "--rate", "0"], "rate must be in (0, 1)"),
         (["correct", "teh", "--reach", "-1"], "reach"),
-        (
-            ["correct", "teh", "--max-surprise", "nan"],
-            "--max-surprise must be at least 0 (nats per letter) (got nan",
-        ),
+        (["correct", "teh", "--max-surprise", "nan"], "--max-surprise must be at least 0 (nats per letter) (got nan"),
         (["correct", "teh", "--steps", "2", "--temperature", "nan"], "temperature must be"),
         (["sample", "a", "b"], "b"),
     ],
@@ -399,10 +396,7 @@ def torn_write(target, content):
 @pytest.mark.parametrize("earlier", [None, b"earlier"])
 @pytest.mark.parametrize(
     ("called", "torn", "named"),
-    [
-        ("shutil.copyfile", torn_copy, "letter.txt.bak"),
-        ("cedd.cli.correct.write_durably", torn_write, "letter.txt"),
-    ],
+    [("shutil.copyfile", torn_copy, "letter.txt.bak"), ("cedd.cli.correct.write_durably", torn_write, "letter.txt")],
 )
 def test_a_full_disk_leaves_the_file_and_its_backup_as_they_were(
     called, torn, named, earlier, letter, capsys, monkeypatch
@@ -565,10 +559,7 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
         code = f"import resource, subprocess; subprocess.run({command}, check=True, capture_output=True);"
         code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
         done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-            capture_output=True,
-            check=True,
+            [sys.executable, "-c", code], env={**os.environ, "MALLOC_ARENA_MAX": "1"}, capture_output=True, check=True
         )
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 16 * 1024, peaks

@@ -316,10 +316,7 @@ def foreign_inputs(world: Path) -> Iterator[Input]:
 def file_inputs(world: Path) -> Iterator[Input]:
     """Files that are cut, flipped, empty, or something else altogether."""
     draw = random.Random(19)
-    needed = {
-        "model": ["config.json", "model.safetensors"],
-        "run": ["config.json", "model.safetensors", "train.json"],
-    }
+    needed = {"model": ["config.json", "model.safetensors"], "run": ["config.json", "model.safetensors", "train.json"]}
     for folder, names in needed.items():
         names = [*names, *(p.name for p in (world / folder).glob("*tokenizer*.json"))]
         for name in dict.fromkeys(names):

@@ -1,7 +1,6 @@
 """What a command says, and with which code it ends, when something is not as it should be."""
 
 import gc
-import gzip
 import importlib
 import io
 import json
@@ -59,10 +58,7 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("words", "said"),
     [
         ("sample --device meta", "invalid device: 'meta'; use auto, cpu, cuda or mps"),
-        (
-            "evaluate english-char --data ~nosuchuser/x",
-            "~nosuchuser/x names the home folder of an unknown user",
-        ),
+        ("evaluate english-char --data ~nosuchuser/x", "~nosuchuser/x names the home folder of an unknown user"),
         (
             "evaluate english-char --plot ~nosuchuser/x.png",
             "~nosuchuser/x.png names the home folder of an unknown user",
@@ -97,37 +93,6 @@ def test_a_named_pipe_is_refused_at_once(run: str, tmp_path: Path, capsys: pytes
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert "is not a regular file" in last_line(["evaluate", run, "--data", str(pipe)], capsys)
-
-
-def test_damage_beyond_the_head_of_a_packed_file_is_named(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    packed = bytearray(gzip.compress(os.urandom(200_000).hex().encode()))
-    packed[100_000] ^= 0xFF
-    file = tmp_path / "text.gz"
-    file.write_bytes(packed)
-    assert str(file) in last_line(["evaluate", run, "--data", str(file)], capsys)
-
-
-def test_deep_json_is_one_line(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = tmp_path / "deep.json"
-    file.write_text("[" * 100_000)
-    line = last_line(["export", run, "--out", str(tmp_path / "out"), "--results", str(file)], capsys)
-    assert "deep.json is damaged: it is not JSON (it is nested too deeply)" in line
-
-
-def test_lines_of_a_log_that_are_no_records_are_skipped(tmp_path: Path):
-    from cedd.training.run_log import read_log
-
-    good = {"step": 1, "kind": "train", "loss": 2.5}
-    bad = [
-        "3",
-        "[]",
-        "{}",
-        '{"step": "x", "kind": "train"}',
-        '{"step": 1, "kind": "train", "loss": "low"}',
-        "[" * 99999,
-    ]
-    (tmp_path / "log.jsonl").write_text("\n".join([*bad, json.dumps(good)]))
-    assert read_log(tmp_path / "log.jsonl") == [good]
 
 
 def test_a_device_may_be_torchs_own_and_a_prompt_must_be_a_text(run: str):

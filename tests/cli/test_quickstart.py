@@ -211,13 +211,6 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
     assert (faster.steps == 1500) == (OTHER_SECONDS + (1500 + OTHER_STEPS) * milliseconds / 1000 < 240)
 
 
-@pytest.mark.parametrize("steps", ["0", "-3"])
-def test_a_number_of_steps_that_is_none_is_one_line(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["quickstart", "--steps", steps, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"cedd: error: --steps must be at least 1 (got {steps})"]
-    assert not (tmp_path / "run").exists()
-
-
 def test_one_thread_is_used_where_two_wait_for_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     config, before = configuration(Quickstart(out=tmp_path / "run", device="cpu")), torch.get_num_threads()
     try:

@@ -61,6 +61,10 @@ def failing(*names: str) -> list[str]:
     return [name for name in names if not all(f.holds for f in CLAIMS[name].check(problem))]
 
 
+def assert_broken(*names: str) -> None:
+    assert failing(*names) == list(names)
+
+
 def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Kernel, "b", property(lambda self: self.shuffled / (self.vocab_size + 1)))
     broken = {"Proposition 5", "Proposition 7", "ratios of a posterior"}
@@ -75,23 +79,13 @@ def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_broken_terminal_term_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = TokenProcess.terminal
     monkeypatch.setattr(TokenProcess, "terminal", lambda self: replace(terminal(self), cross_entropy=0.0))
-    assert failing("Theorem 4", "Proposition 6", "J1 = J2", "no bound as printed") == [
-        "Theorem 4",
-        "Proposition 6",
-        "J1 = J2",
-        "no bound as printed",
-    ]
+    assert_broken("Theorem 4", "Proposition 6", "J1 = J2", "no bound as printed")
 
 
 def test_a_broken_out_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TokenProcess.integrated_out_rate
     monkeypatch.setattr(TokenProcess, "integrated_out_rate", lambda self, since=0.0: whole(self, since) + 1e-6)
-    assert failing("Theorem 4", "Proposition 6", "J1 = J2", "the paper's J1 - J2") == [
-        "Theorem 4",
-        "Proposition 6",
-        "J1 = J2",
-        "the paper's J1 - J2",
-    ]
+    assert_broken("Theorem 4", "Proposition 6", "J1 = J2", "the paper's J1 - J2")
 
 
 def test_a_broken_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +93,7 @@ def test_a_broken_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = reverse.score_entropy
     monkeypatch.setattr(reverse, "score_entropy", lambda *arguments: 1.001 * right(*arguments))
-    assert failing("Theorem 4") == ["Theorem 4"]
+    assert_broken("Theorem 4")
 
 
 def test_a_broken_denoiser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +106,7 @@ def test_a_broken_denoiser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(score, log_gain=score.log_gain + 0.01)
 
     monkeypatch.setattr(Denoiser, "coefficients", wrong)
-    assert failing("ratios of a posterior", "erratum 1") == ["ratios of a posterior", "erratum 1"]
+    assert_broken("ratios of a posterior", "erratum 1")
 
 
 def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,14 +114,14 @@ def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(clocks, "first_negative", lambda rate: None)
     monkeypatch.setattr(clocks, "first_decrease", lambda clock: None)
-    assert failing("erratum 6") == ["erratum 6"]
+    assert_broken("erratum 6")
     finding = next(f for f in CLAIMS["erratum 6"].check(ToyProblem(2, 1)) if not f.holds)
     assert '"left": null' in json.dumps(_plain(finding), allow_nan=False)
 
 
 def test_a_broken_corrected_probability_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TokenProcess, "corrected_probability", lambda self: 0.2)
-    assert failing("erratum 8") == ["erratum 8"]
+    assert_broken("erratum 8")
 
 
 def test_a_network_better_than_its_bound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +130,7 @@ def test_a_network_better_than_its_bound_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e6 * problem.data())
     assert failing("Theorem 1", "Theorem 3", "Theorem 4") == []
     monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e-30 * problem.data())
-    assert failing("Theorem 1", "Theorem 3", "Theorem 4") == ["Theorem 1", "Theorem 3", "Theorem 4"]
+    assert_broken("Theorem 1", "Theorem 3", "Theorem 4")
 
 
 def test_verdicts() -> None:

@@ -14,7 +14,7 @@ from cedd.data.permutation import derive_key, permute, uniform_integers
 
 def numbered_blocks(blocks: int, length: int = 2) -> PackedDataset:
     """Block i is [i, i, ...]."""
-    header = {"length": length, "blocks": blocks, "policy": {"remainder": "drop"}}
+    header = {"length": length, "blocks": blocks}
     return PackedDataset(np.repeat(np.arange(blocks, dtype=np.uint32), length), header)
 
 
@@ -73,7 +73,7 @@ def test_epochs_and_seeds_are_shuffled_differently() -> None:
 
 def numbered_tokens(blocks: int, length: int) -> PackedDataset:
     """Token i is i."""
-    header = {"length": length, "blocks": blocks, "policy": {"remainder": "drop"}}
+    header = {"length": length, "blocks": blocks}
     return PackedDataset(np.arange(blocks * length, dtype=np.uint32), header)
 
 

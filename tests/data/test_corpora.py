@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.data.corpora import (
-    PIECE_CHARACTERS,
-    HubCorpus,
-    TextCorpus,
-    cut_document,
-    open_corpus,
-    stream_documents,
-)
+from cedd.data.corpora import PIECE_CHARACTERS, HubCorpus, TextCorpus, cut_document, open_corpus, stream_documents
 from cedd.data.tokenizers import BPETokenizer
 
 BPE = BPETokenizer.train(["the cat's hat, the dog's bone:  12 and 345!\n\n  the end\n" * 9], 300)

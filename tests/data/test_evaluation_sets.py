@@ -96,11 +96,7 @@ def test_the_protocol_is_named_hashed_and_complete(root: Path) -> None:
     again = load_evaluation_set("1bw", ByteTokenizer(), 8, root=root).protocol
     assert again == protocol
     for change in ({"length": 4}, {"name": "ptb"}, {"tokenizer": CharTokenizer(text)}):
-        options: dict[str, Any] = {
-            "name": "lm1b",
-            "tokenizer": ByteTokenizer(),
-            "length": 8,
-        } | change
+        options: dict[str, Any] = {"name": "lm1b", "tokenizer": ByteTokenizer(), "length": 8} | change
         assert load_evaluation_set(**options, root=root).protocol["protocol_sha256"] != protocol["protocol_sha256"]
 
 

@@ -43,9 +43,9 @@ def test_blocks_are_the_stream_cut_every_l_tokens(documents: list[str], length: 
     for tokenizer, stream in ((BPE, ends), (BYTES, between)):
         if len(stream) < length:
             continue
-        packed = pack(corpus, tokenizer, length, policy=PackingPolicy(remainder="keep"))
+        packed = pack(corpus, tokenizer, length)
         assert packed.blocks.shape == (len(stream) // length, length)
-        assert [*packed.blocks.reshape(-1).tolist(), *packed.remainder.tolist()] == stream
+        assert packed.blocks.reshape(-1).tolist() == stream[: len(stream) // length * length]
         report = packed.report()
         assert report["documents"] == len(documents) + 1
         assert report["tokens"] == len(stream) == report["blocks"] * length + report["remainder_tokens"]
@@ -72,18 +72,6 @@ def test_a_large_vocabulary_is_stored_in_four_bytes() -> None:
     packed = pack(TextCorpus(["abab"]), wide, 2)
     assert packed.blocks.dtype == np.uint32
     assert packed[0].tolist() == [0, 70_000]
-
-
-def test_the_remainder_is_reported_whether_kept_or_not() -> None:
-    corpus = TextCorpus(["abcdefg"])
-    dropped = pack(corpus, BYTES, 3)
-    kept = pack(corpus, BYTES, 3, policy=PackingPolicy(remainder="keep"))
-    assert dropped.report()["remainder_tokens"] == kept.report()["remainder_tokens"] == 1
-    assert len(dropped.remainder) == 0
-    assert kept.remainder.tolist() == [ord("g")]
-    assert "remainder dropped" in dropped.report()["packing"]
-    assert "remainder kept" in kept.report()["packing"]
-    assert dropped.report()["policy_sha256"] != kept.report()["policy_sha256"]
 
 
 def test_policies_resolve_by_what_the_tokenizer_has() -> None:
@@ -157,11 +145,10 @@ def test_the_cache_hits_on_equal_requests_only(tmp_path: Path) -> None:
     assert reads() == 0
     assert reads(length=5) == 1
     assert reads(tokenizer=BPE) == 1
-    assert reads(policy=PackingPolicy(remainder="keep")) == 1
     assert reads(policy=PackingPolicy(text="")) == 1
     assert reads(part="train", holdout=0.5) == 1
     assert reads(part="train", holdout=0.5) == 0
-    assert len(cached_folders(tmp_path)) == 6
+    assert len(cached_folders(tmp_path)) == 5
     other = CountingCorpus(["some text to pack", "and more of it!"])
     pack(other, BYTES, 4, cache=tmp_path)
     assert other.reads == 1
@@ -337,15 +324,13 @@ def test_too_little_text_is_one_clear_line(tmp_path: Path) -> None:
 @given(blocks=st.integers(2, 200), holdout=st.floats(0.001, 0.999))
 @settings(max_examples=50)
 def test_the_tail_split_cuts_the_blocks_in_two(blocks: int, holdout: float) -> None:
-    header = {"length": 3, "blocks": blocks, "policy": {"remainder": "keep"}}
+    header = {"length": 3, "blocks": blocks}
     packed = PackedDataset(np.arange(3 * blocks + 1, dtype=np.uint16), header)
     train, validation = packed.split_tail(holdout)
     assert len(train) >= 1
     assert len(validation) >= 1
     assert np.concatenate([train[:], validation[:]]).tolist() == packed[:].tolist()
     assert abs(len(validation) - holdout * blocks) <= 1
-    assert len(train.remainder) == 0
-    assert len(validation.remainder) == 1
 
 
 def test_evenly_spaced_blocks_reach_over_the_whole_set() -> None:
@@ -447,6 +432,6 @@ def test_the_manual_packs(tmp_path: Path) -> None:
 
 def test_policies_have_hashes_that_tell_them_apart() -> None:
     policy = PackingPolicy()
-    others = [replace(policy, separator="text"), replace(policy, text="\n"), replace(policy, remainder="keep")]
-    assert len({p.sha256 for p in (policy, *others)}) == 4
+    others = [replace(policy, separator="text"), replace(policy, text="\n")]
+    assert len({p.sha256 for p in (policy, *others)}) == 3
     assert policy.sha256 == PackingPolicy().sha256

@@ -204,10 +204,7 @@ class Careless(WithStay):
             lambda record: record["dynamics"].update(name="reversed"),
             "unknown dynamics 'reversed'; did you mean 'reversal'",
         ),
-        (
-            lambda record: record["parameterization"].update(floor=1),
-            "invalid parameterization 'denoiser'",
-        ),
+        (lambda record: record["parameterization"].update(floor=1), "invalid parameterization 'denoiser'"),
         (
             lambda record: record["objective"].update(weight="heavy"),
             "unknown weight 'heavy'; use one of constant, star",

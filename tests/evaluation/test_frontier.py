@@ -12,14 +12,7 @@ import torch
 
 import cedd
 from cedd.cli import main
-from cedd.evaluation.frontier import (
-    Frontier,
-    Point,
-    Setting,
-    common_entropy,
-    compare_curves,
-    curves_of,
-)
+from cedd.evaluation.frontier import Frontier, Point, Setting, common_entropy, compare_curves, curves_of
 from cedd.evaluation.generative import JudgedText, ModelJudge, judge_label, load_samples, open_judge
 from cedd.models.loaded_model import LoadedModel
 from cedd.samplers import SamplingOptions

@@ -99,11 +99,7 @@ def test_a_short_answer_is_exact_and_all_of_its_length_sum_to_one(tmp_path: Path
     assert all(one.exact and one.stderr == 0 and one.evaluations == 7 for one in found)
     blank = -float(
         cedd.exact_likelihood(
-            model.reader(5),
-            model.process,
-            torch.from_numpy(LETTERS.encode("ab   "))[None],
-            [2, 3, 4],
-            method="cedd",
+            model.reader(5), model.process, torch.from_numpy(LETTERS.encode("ab   "))[None], [2, 3, 4], method="cedd"
         )
     )
     total = sum(math.exp(one.value) for one in found) + math.exp(blank)
@@ -190,10 +186,7 @@ def test_noise_of_a_longer_text_begins_with_that_of_a_shorter(models: dict[str, 
 
 @pytest.mark.parametrize(
     ("name", "answers"),
-    [
-        pytest.param("absorb", (" ab ab ab", " ab ab abb"), marks=pytest.mark.slow),
-        ("roulette", (" a", " ba")),
-    ],
+    [pytest.param("absorb", (" ab ab ab", " ab ab abb"), marks=pytest.mark.slow), ("roulette", (" a", " ba"))],
 )
 def test_answers_of_a_question_share_their_noise(models: dict[str, LoadedModel], name: str, answers) -> None:
     """So their difference scatters much less than that of answers with noise of their own."""

@@ -89,10 +89,7 @@ def sequences(num_states: int, length: int) -> tuple[Tokens, ...]:
 
 def log_linear(eps: float = 1e-3) -> tuple[Clock, Clock]:
     """sigma(t) = -log(1 - (1-eps) t) and its derivative."""
-    return (
-        lambda t: -math.log1p(-(1 - eps) * t),
-        lambda t: (1 - eps) / (1 - (1 - eps) * t),
-    )
+    return (lambda t: -math.log1p(-(1 - eps) * t), lambda t: (1 - eps) / (1 - (1 - eps) * t))
 
 
 def _zero(t: float) -> float:
@@ -180,10 +177,7 @@ def transition_at_clocks(vocab_size: int, has_mask: bool, alpha: float, beta: fl
 def transition(chain: Chain, t: float, s: float = 0.0) -> Array:
     """P(x, y) = p(x_t = x | x_s = y) of one token by expm, [n, n] (read-only: it is cached)."""
     matrix = transition_at_clocks(
-        chain.vocab_size,
-        chain.has_mask,
-        chain.alpha(t) - chain.alpha(s),
-        chain.beta(t) - chain.beta(s),
+        chain.vocab_size, chain.has_mask, chain.alpha(t) - chain.alpha(s), chain.beta(t) - chain.beta(s)
     )
     matrix.setflags(write=False)
     return matrix

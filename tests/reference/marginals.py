@@ -11,14 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tests.reference.chain import (
-    Array,
-    Chain,
-    Tokens,
-    product_transition,
-    rate_matrix,
-    transition,
-)
+from tests.reference.chain import Array, Chain, Tokens, product_transition, rate_matrix, transition
 
 Score = Callable[[Tokens, float], Array]
 

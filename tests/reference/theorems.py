@@ -12,15 +12,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from tests.reference.chain import Array, Chain, Tokens, rate_matrix, solve_ode, transition
-from tests.reference.information import (
-    bregman,
-    constant_k,
-    cross_entropy,
-    entropy,
-    generalised_kl,
-    kl,
-    score_entropy,
-)
+from tests.reference.information import bregman, constant_k, cross_entropy, entropy, generalised_kl, kl, score_entropy
 from tests.reference.marginals import (
     Score,
     all_ratios,
@@ -102,24 +94,14 @@ def mean_loss(chain: Chain, distribution: Array, t: float, score: Score, loss: L
 
 
 def loss_integral(
-    chain: Chain,
-    p0: Array,
-    score: Score,
-    loss: Loss,
-    nodes: int = 256,
-    breaks: Sequence[float] = (),
+    chain: Chain, p0: Array, score: Score, loss: Loss, nodes: int = 256, breaks: Sequence[float] = ()
 ) -> float:
     """int E_{x_t ~ p_t} sum_y Q_t(x_t, y) loss(p_t(y)/p_t(x_t), s_y) dt, with the ratios of the marginals of p0."""
     return integrate(lambda t: float(mean_loss(chain, marginal(chain, p0, t), t, score, loss)), nodes, breaks)
 
 
 def conditional_loss_integral(
-    chain: Chain,
-    p0: Array,
-    score: Score,
-    loss: Loss,
-    nodes: int = 256,
-    breaks: Sequence[float] = (),
+    chain: Chain, p0: Array, score: Score, loss: Loss, nodes: int = 256, breaks: Sequence[float] = ()
 ) -> float:
     """int E_{x_0} E_{x_t | x_0} sum_y Q_t(x_t, y) loss(p(y|x_0)/p(x_t|x_0), s_y) dt."""
     known = p0 > 0  # data that never occur may cost infinitely much

@@ -142,12 +142,7 @@ def test_of_equally_sure_masks_those_that_lie_apart_are_first(order):
     how = {"method": "cedd", "sampler": order, "steps": 4, "seeds": [0, 1]}
     sample(model, process, (2, 16), callback=lambda k, t, x: states.append(x.clone()), **how)
     revealed = [(after != before).nonzero()[:, 1].view(2, -1) for before, after in itertools.pairwise(states)]
-    assert [step[0].tolist() for step in revealed] == [
-        [0, 4, 8, 12],
-        [2, 6, 10, 14],
-        [1, 5, 9, 13],
-        [3, 7, 11, 15],
-    ]
+    assert [step[0].tolist() for step in revealed] == [[0, 4, 8, 12], [2, 6, 10, 14], [1, 5, 9, 13], [3, 7, 11, 15]]
     assert all(torch.equal(step[0], step[1]) for step in revealed)
 
 

@@ -13,10 +13,7 @@ from cedd.samplers import CONFIDENCE_ORDERS, Fixed, GraphedBlocks, GraphedNetwor
 from tests.samplers.chains import ERROR_RATE, p_value
 from tests.samplers.languages import constraint
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def network(process: cedd.TokenProcess, length: int, time_input: str = "sigma") -> Transformer:

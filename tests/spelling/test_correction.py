@@ -88,10 +88,7 @@ def test_a_folder_has_defaults_of_its_own():
     [
         ({"t": 0.0}, "t must be in"),
         ({"rate": 0.0}, r"rate must be in \(0, 1\)"),
-        (
-            {"rate": 0.99},
-            r"rate must be in \(0, 0.966\) for this model's process unless t is given \(got 0.99",
-        ),
+        ({"rate": 0.99}, r"rate must be in \(0, 0.966\) for this model's process unless t is given \(got 0.99"),
         ({"threshold": 2.0}, "threshold"),
         ({"change": "spaces"}, "must be letters or all \\(got 'spaces'"),
         ({"passes": 0}, "passes must be at least 1"),

@@ -123,11 +123,7 @@ def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
         ("absorb", lambda m: m.generate(guidance=2.0), "^guidance needs a condition: a label, a prompt or other given"),
         ("absorb", lambda m: m.generate(particles=4, temperature=0), "^particles weight texts by their probabilities"),
         ("roulette", lambda m: m.generate(particles=4), "^particles need a model that only masks"),
-        (
-            "roulette",
-            lambda m: m.generate(constraint=regex("a+")),
-            "^a constraint on the text .* needs a model",
-        ),
+        ("roulette", lambda m: m.generate(constraint=regex("a+")), "^a constraint on the text .* needs a model"),
     ],
 )
 def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_called(

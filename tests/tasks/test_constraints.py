@@ -157,10 +157,7 @@ def test_autoregressive_models(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda m: m.generate(constraint=regex("[a-z]{30}")),
-            "no text of 24 tokens satisfies .*; the nearest take 30",
-        ),
+        (lambda m: m.generate(constraint=regex("[a-z]{30}")), "no text of 24 tokens satisfies .*; the nearest take 30"),
         (lambda m: m.generate(length=2, constraint=choice(["yes"])), "no text of 2 tokens .*; the nearest take 3"),
         (lambda m: m.generate(constraint=regex("é")), "the tokenizer lacks its characters"),
         (lambda m: m.generate(constraint=cedd.constraints.intersect(regex("a"), length(2))), "no text satisfies"),

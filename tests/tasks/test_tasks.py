@@ -138,25 +138,6 @@ def test_a_folder_that_is_none_is_said_so(tmp_path):
 # ---- infill ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10, deadline=None)
-@given(
-    pieces=st.lists(st.text("abc T.", max_size=5), min_size=2, max_size=4),
-    widths=st.lists(st.integers(1, 6), min_size=3, max_size=3),
-)
-def test_what_is_given_stays(pieces, widths):
-    loaded = mending("roulette", length=64)
-    text, pattern = pieces[0], []
-    for piece, width in zip(pieces[1:], widths, strict=False):
-        text += f"____{{{width}}}" + piece
-        pattern.append(width)
-    filled = infill(loaded, text, 1, options=FAST)[0]
-    place = 0
-    for piece, width in zip(pieces, [*pattern, 0], strict=True):
-        assert filled[place : place + len(piece)] == piece
-        place += len(piece) + width
-    assert place == len(filled)
-
-
 ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é—“\ufffd\ud800\udfff"))
 
 

@@ -7,7 +7,6 @@ in that server, so a child has no threads or locks of its parent.
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -101,17 +100,6 @@ def _command_on_terminal(words: list[str], terminal: str) -> None:
     os.close(descriptor)
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - which is no file by a name
     sys.exit(main(words))
-
-
-def command_within(words: list[str], output: Path, limit: int) -> BaseProcess:
-    """The command line in a child that can write no file of more bytes than the limit, as on a full disk."""
-    output.mkdir(exist_ok=True)
-    return start(_command_within, words, output, limit)
-
-
-def _command_within(words: list[str], output: Path, limit: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    _command(words, output)
 
 
 @contextlib.contextmanager

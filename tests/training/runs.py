@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
@@ -163,6 +164,17 @@ def final_state(out: Path) -> dict[str, Tensor]:
 def final_log(out: Path) -> list[dict[str, Any]]:
     """The log without what depends on the machine's speed."""
     return [{k: v for k, v in record.items() if k not in SPEEDS} for record in read_log(out / "log.jsonl")]
+
+
+def assert_resumes(config: Callable[..., TrainConfig], changes: dict[str, Any], crash: int = 6) -> TrainResult:
+    """A run that crashes before a step and is resumed equals one that was not stopped. Returns the resumed run's
+    result."""
+    run(config("whole", changes))
+    with pytest.raises(Crash):
+        run(config("crashed", changes), crash_at(crash))
+    result = run(config("crashed", changes))
+    assert_same_run(config("whole").out, config("crashed").out)
+    return result
 
 
 def assert_same_run(first: Path, second: Path) -> None:

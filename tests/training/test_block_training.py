@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
 
 import cedd
 from cedd.cli import main
@@ -23,63 +22,16 @@ from cedd.training.noising import NoisingSampler
 from cedd.training.run_log import LOG_FILE, read_log
 from cedd.training.warm_start import check_network
 from tests.training.ranks import assert_near, double_precision, gradients, together
-from tests.training.runs import ALONE, Crash, assert_same_run, changed, crash_at, run
+from tests.training.runs import ALONE, assert_resumes, changed, run
 from tests.training.test_methods_train import fixed_batch, fixed_loss
 from tests.training.test_noising import B, L, dataset  # noqa: F401
 
 Make = Callable[..., TrainConfig]
-BLOCK, BLOCKS = 2, L // 2
-METHOD = cedd.METHODS["cedd-star"].in_blocks(BLOCK)
+METHOD = cedd.METHODS["cedd-star"].in_blocks(2)
 
 
 def trainer(config: TrainConfig) -> Trainer:
     return Trainer(config, ALONE, Console(quiet=True))
-
-
-def global_batch(data: PackedDataset, config: BatchConfig, world_size: int = 1, step: int = 5) -> dict[str, Tensor]:
-    """A step's batch, put together again from all ranks and micro-batches."""
-    joined: dict[str, list[Tensor]] = {}
-    shown = B // (1 + config.complementary)
-    for rank in range(world_size):
-        sampler = BatchSampler(data, shown, seed=3, rank=rank, world_size=world_size)
-        for part in NoisingSampler(sampler, METHOD, absorb(data.vocab_size), config).batch(step).parts:
-            assert part.clean is not None
-            views = len(part.inputs) // len(part.clean)
-            clean = part.clean.repeat_interleave(views, 0)
-            for name, tensor in {"inputs": part.inputs, "sigma": part.sigma, "clean": clean}.items():
-                joined.setdefault(name, []).append(tensor)
-    return {name: torch.cat(tensors) for name, tensors in joined.items()}
-
-
-@pytest.mark.parametrize("complementary", [False, True])
-def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, complementary: bool):  # noqa: F811
-    expected = global_batch(dataset, BatchConfig(B, complementary=complementary))
-    assert expected["sigma"].shape == (B, BLOCKS)
-    masked = expected["inputs"] == dataset.vocab_size
-    assert torch.equal(expected["inputs"][~masked], expected["clean"][~masked])
-    for world_size, accumulate in ((2, 1), (1, 4), (4, 2), (4, 4)):
-        config = BatchConfig(B, accumulate, complementary=complementary)
-        found = global_batch(dataset, config, world_size)
-        for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor), (name, world_size, accumulate)
-
-
-def test_each_block_has_a_stratum_of_its_own(dataset: PackedDataset):  # noqa: F811
-    low, high = 0.25, 0.75
-    config = BatchConfig(B, 2, lowest_time=low, highest_time=high)
-    sigma = global_batch(dataset, config, world_size=4)["sigma"].double()
-    t = -torch.expm1(-sigma) / (1 - 1e-3)
-    strata = ((t - low) / (high - low) * B * BLOCKS).floor().long()
-    assert sorted(strata.flatten().tolist()) == list(range(B * BLOCKS))
-
-
-def test_complements_are_those_of_each_block(dataset: PackedDataset):  # noqa: F811
-    found = global_batch(dataset, BatchConfig(B, complementary=True))
-    t = -torch.expm1(-found["sigma"].double()) / (1 - 1e-3)
-    torch.testing.assert_close(t[::2] + t[1::2], torch.full((B // 2, BLOCKS), 1.001).double(), rtol=0, atol=1e-5)
-    masked = found["inputs"] == dataset.vocab_size
-    assert (masked[::2] ^ masked[1::2]).float().mean() > 0.99
-    assert torch.equal(found["clean"][::2], found["clean"][1::2])
 
 
 @pytest.mark.parametrize("kind", [absorb, roulette, uniform])
@@ -91,15 +43,6 @@ def test_rows_suffice_at_every_step(dataset: PackedDataset, kind):  # noqa: F811
         if noising.capacity is not None:
             numbers = {len(part.places) for step in range(40) for part in noising.batch(step).parts}
             assert numbers == {noising.capacity}
-
-
-def test_a_batch_without_blocks_has_no_clean_half(dataset: PackedDataset):  # noqa: F811
-    sampler = BatchSampler(dataset, B, seed=3)
-    for block in (None, L):
-        method = cedd.METHODS["cedd-star"].in_blocks(block)
-        (part,) = NoisingSampler(sampler, method, absorb(dataset.vocab_size), BatchConfig(B)).batch(2).parts
-        assert part.clean is None
-        assert part.sigma.shape == (B,)
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -115,11 +58,7 @@ CHANGES: list[dict[str, Any]] = [
     ids=["roulette", "complementary, muon", "sedd on uniform"],
 )
 def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
-    run(config("whole", changes))
-    with pytest.raises(Crash):
-        run(config("crashed", changes), crash_at(6))
-    assert run(config("crashed", changes)).finished
-    assert_same_run(config("whole").out, config("crashed").out)
+    assert assert_resumes(config, changes).finished
 
 
 @pytest.mark.usefixtures("server")

@@ -11,20 +11,17 @@ from torch import Tensor, nn
 
 from cedd.losses import NoiseDraws, NoisyBatch, batch_loss, noisy_batch
 from cedd.methods import get_method
-from cedd.models.backbone import ModuleBackbone
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.process import absorb
 from cedd.training.captured_gradient import CapturedGradient
-from cedd.training.config import OptimizerConfig, TrainConfig
-from cedd.training.distributed import LossModule, Ranks
+from cedd.training.config import TrainConfig
+from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer
-from cedd.training.update import gradient_norm, make_optimizers
 from tests.training.runs import Crash, Watching, changed, checkpoint_steps, crash_at, final_log, final_state, run
+from tests.training.test_nonfinite import SKIPPING, assert_skips, spoil  # noqa: F401
+from tests.training.test_optimizer import check_clipping
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 Make = Callable[..., TrainConfig]
 ON_CUDA = Ranks(0, 1, torch.device("cuda", 0))
@@ -41,44 +38,13 @@ def train_on_cuda(config: TrainConfig, before_step: Callable[[int], None] | None
 
 @pytest.mark.parametrize("clip", [1e-3, 0.5, 0.0, 1e3])
 def test_clipping_inside_the_kernel_is_the_textbooks(clip: float):
-    networks = [nn.Linear(5, 3).cuda(), nn.Linear(5, 3).cuda()]
-    ours, theirs = networks
-    theirs.load_state_dict(ours.state_dict())
-    (optimizer,) = make_optimizers(ModuleBackbone(ours, 1, False), OptimizerConfig())
-    textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
-    for step in range(3):
-        inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step)).cuda()
-        for network in networks:
-            network.zero_grad()
-            network(inputs).square().mean().backward()
-        norm = gradient_norm(ours.parameters())
-        optimizer.step(1e-2, norm, clip, torch.tensor(True, device="cuda"))
-        if clip > 0:
-            nn.utils.clip_grad_norm_(theirs.parameters(), clip)
-        textbook.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    check_clipping(1, clip, "cuda")
 
 
-def test_a_skipped_step_leaves_weights_and_moments(config: Make, monkeypatch: pytest.MonkeyPatch):
-    held: dict[int, dict[str, Tensor]] = {}
-    healthy, calls = LossModule.forward, iter(range(1000))
-
-    def forward(module: LossModule, batch: NoisyBatch) -> Tensor:
-        return healthy(module, batch) * (float("nan") if next(calls) == 6 else 1.0)
-
-    monkeypatch.setattr(LossModule, "forward", forward)
-    settings = config("run", {"on_nonfinite": "skip", "compile": "off", "device": "cuda"})
-    trainer = Trainer(settings, ON_CUDA, Console(quiet=True))
-
-    def remember(step: int) -> None:
-        held[step] = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
-
-    trainer.hooks = Watching(remember)
-    trainer.run()
-    kept = [name for name in held[6] if not name.startswith("average/")]
-    assert all(torch.equal(held[6][name], held[7][name]) for name in kept)
-    assert not all(torch.equal(held[7][name], held[8][name]) for name in kept)
+def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable[..., None]):  # noqa: F811
+    spoil(6, "nan")
+    trainer = Trainer(config("run", {**SKIPPING, "device": "cuda"}), ON_CUDA, Console(quiet=True))
+    assert_skips(trainer)
     assert trainer.state.optimizers[0].updates == 11
 
 

@@ -19,7 +19,7 @@ from cedd.models.folder import load_folder
 from cedd.training.config import PRESETS, TrainConfig, unused_settings
 from cedd.training.loop import TrainResult
 from cedd.training.state import EVALUATION, derived_seed
-from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
+from tests.training.runs import assert_resumes, final_log, final_state, run
 
 Make = Callable[..., TrainConfig]
 SMALL: dict[str, Any] = {"evaluation.every": 6, "evaluation.sequences": 16, "evaluation.draws": 4}
@@ -30,14 +30,7 @@ def records(out: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in final_log(out) if record["kind"] == kind]
 
 
-@pytest.mark.parametrize(
-    ("method", "process"),
-    [
-        ("cedd-star", "roulette"),
-        ("dfm", "absorb"),
-        ("ar", "absorb"),
-    ],
-)
+@pytest.mark.parametrize(("method", "process"), [("cedd-star", "roulette"), ("dfm", "absorb"), ("ar", "absorb")])
 def test_every_kind_of_method_is_evaluated(config: Make, method: str, process: str):
     assert_evaluated(run(config("run", {**SMALL, "method": method, "process.name": process})), config().out)
 
@@ -58,35 +51,28 @@ def test_where_a_path_stops_is_chosen_on_training_text_and_stands_in_the_folder(
     result = run(settings)
     assert_evaluated(result, settings.out)
     folder, data = load_folder(settings.out), prepare_training_data(settings.data, 12, settings.text)
+    assert bound_of_folder(settings)[0] == result.bound
     assert folder.method.dynamics.stop in STOPS
     assert json.loads((settings.out / "config.json").read_text())["method"] == folder.method.config()
     blocks = torch.from_numpy(data.train.evenly_spaced(32))
     assert choose_stop(folder.model, folder.process, blocks, method="sedds") == folder.method
-    generator = torch.Generator().manual_seed(derived_seed(settings.seed, EVALUATION))
-    again = estimate_bound(
-        folder.model,
-        folder.process,
-        torch.from_numpy(data.validation.evenly_spaced(16)),
-        method=folder.method,
-        draws=4,
-        generator=generator,
-    )
-    assert again.nats_per_token == result.bound
+
+
+def bound_of_folder(config: TrainConfig) -> tuple[float, float]:
+    """The estimate and standard error that anyone finds who loads the run's folder."""
+    folder = load_folder(config.out)
+    blocks = torch.from_numpy(prepare_training_data(config.data, 12, config.text).validation.evenly_spaced(16))
+    generator = torch.Generator().manual_seed(derived_seed(config.seed, EVALUATION))
+    found = estimate_bound(folder.model, folder.process, blocks, method=folder.method, draws=4, generator=generator)
+    return found.nats_per_token, found.stderr
 
 
 def test_the_bound_is_that_of_the_averaged_weights(config: Make):
-    """What the run logs last is what anyone finds who loads its folder."""
     settings = config("run", {**SMALL, "optimizer.ema": 0.95})
     result = run(settings)
-    folder = load_folder(settings.out)
-    blocks = prepare_training_data(settings.data, 12, settings.text).validation.evenly_spaced(16)
-    generator = torch.Generator().manual_seed(derived_seed(settings.seed, EVALUATION))
-    again = estimate_bound(
-        folder.model, folder.process, torch.from_numpy(blocks), method=folder.method, draws=4, generator=generator
-    )
-    assert again.nats_per_token == result.bound
     (record,) = [r for r in records(settings.out, "bound") if r["step"] == 12]
-    assert (record["nats_per_token"], record["stderr"]) == (again.nats_per_token, again.stderr)
+    assert bound_of_folder(settings) == (record["nats_per_token"], record["stderr"])
+    assert record["nats_per_token"] == result.bound
     assert record["perplexity"] == pytest.approx(math.exp(record["nats_per_token"]))
 
 
@@ -99,11 +85,7 @@ def test_evaluations_leave_no_trace_in_the_training(config: Make):
 
 @pytest.mark.slow
 def test_a_resumed_run_logs_the_same_bounds_and_samples(config: Make):
-    run(config("whole", SMALL))
-    with pytest.raises(Crash):
-        run(config("crashed", SMALL), crash_at(7))
-    run(config("crashed", SMALL))
-    assert_same_run(config("whole").out, config("crashed").out)
+    assert_resumes(config, SMALL, crash=7)
     assert len(records(config("crashed").out, "bound")) == 2
 
 
@@ -111,13 +93,6 @@ def test_samples_can_be_left_out(config: Make):
     run(config("run", {**SMALL, "evaluation.samples": 0}))
     assert len(records(config().out, "bound")) == 2
     assert not records(config().out, "sample")
-
-
-def test_a_bound_falls_while_training(config: Make):
-    settings = {**SMALL, "evaluation.every": 20, "steps": 40, "checkpoint_every": 40, "evaluation.sequences": 64}
-    run(config("run", {**settings, "batch.size": 16, "optimizer.ema": 0.5}))
-    first, last = records(config().out, "bound")
-    assert last["nats_per_token"] < first["nats_per_token"]
 
 
 def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path: Path):

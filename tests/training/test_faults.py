@@ -1,9 +1,7 @@
 """Kills, a full disk, damage: what is complete stays, what is not is found, and a run ends with the same bits."""
 
 import os
-import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +15,10 @@ from tests.training.faults import (
     damage,
     exchanges,
     full_disk,
-    kill,
     kills_in_export,
-    kills_in_packing,
     two_at_once,
 )
-from tests.training.processes import PATIENCE, POINTS, start_training, wait
+from tests.training.processes import POINTS, start_training, wait
 from tests.training.runs import assert_same_run, checkpoint_steps, run, tiny_config
 
 Make = Callable[..., TrainConfig]
@@ -54,50 +50,25 @@ def test_killed_inside_a_save(config: Make, never_killed: Path, point: str):
     assert not hidden
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments(config: Make, never_killed: Path):
-    """Somewhere after the steps 2, 5 and 8 were logged: mostly in a step, or in the save after 3, 6 or 9."""
-    settings, chance = config("killed", SETTINGS), random.Random(0)
-    log = settings.out / "log.jsonl"
-    landed = 0
-    for step in (2, 5, 8):
-        child = start_training(settings)
-        deadline = time.monotonic() + PATIENCE
-        while not (log.is_file() and f'{{"step": {step},' in log.read_text()):
-            assert child.exitcode is None
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0.0, 0.03))
-        landed += kill(child)
-    assert landed > 0
-    run(settings)
-    assert_same_run(never_killed, settings.out)
-
-
 @pytest.fixture
 def campaign(tmp_path: Path) -> Campaign:
     return Campaign(tmp_path, size=2)
 
 
-SMALL = (kills_in_packing, kills_in_export, full_disk, damage, exchanges, two_at_once)
+FAST = (kills_in_export, full_disk, damage, exchanges, two_at_once)
 
 
 @pytest.mark.parametrize(
-    "part",
-    [pytest.param(part, marks=pytest.mark.slow if part is kills_in_packing else ()) for part in SMALL],
-    ids=lambda part: part.__name__,
+    ("part", "size"),
+    [
+        *((part, 2) for part in FAST),
+        *(pytest.param(part, int(os.environ.get("CEDD_FAULTS", "20")), marks=pytest.mark.slow) for part in PARTS),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_few_faults_of_every_kind(campaign: Campaign, part: Callable[[Campaign], None]):
-    part(campaign)
-    assert campaign.counts
-    assert not campaign.lost
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
-def test_a_campaign_of_faults(tmp_path: Path, part: Callable[[Campaign], None]):
-    """As many as the environment's CEDD_FAULTS says."""
-    campaign = Campaign(tmp_path, size=int(os.environ.get("CEDD_FAULTS", "20")))
+def test_a_campaign_of_faults(campaign: Campaign, part: Callable[[Campaign], None], size: int):
+    """A few faults by default; the slow tests make CEDD_FAULTS of each kind."""
+    campaign.size = size
     part(campaign)
     print(campaign.table())  # noqa: T201
     assert sum(campaign.counts.values()) >= campaign.size // 2

@@ -28,14 +28,21 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PackedDataset:
 
 
 def cut(
-    dataset: PackedDataset, method: str, process: TokenProcess, step: int, world_size: int, config: BatchConfig
+    dataset: PackedDataset,
+    method: str,
+    process: TokenProcess,
+    step: int,
+    world_size: int,
+    config: BatchConfig,
+    block: int | None = None,
 ) -> dict[str, Tensor]:
     """The global batch, put together again from all ranks and micro-batches."""
     joined: dict[str, list[Tensor]] = {}
-    tokens = 0
+    tokens, shown = 0, B // (1 + config.complementary)
     for rank in range(world_size):
-        sampler = BatchSampler(dataset, B, seed=3, rank=rank, world_size=world_size)
-        for part in NoisingSampler(sampler, get_method(method), process, config).batch(step).parts:
+        sampler = BatchSampler(dataset, shown, seed=3, rank=rank, world_size=world_size)
+        noising = NoisingSampler(sampler, get_method(method).in_blocks(block), process, config)
+        for part in noising.batch(step).parts:
             assert part.inputs.shape == (B // world_size // config.accumulate, L)
             noise = part.rows.noise
             number = len(part.places) if part.counts is None else int(part.counts.sum())
@@ -43,39 +50,57 @@ def cut(
             tensors |= {"t": noise.t, "alpha": noise.alpha}
             tensors = {name: tensor[:number] for name, tensor in tensors.items()}
             tensors |= {"inputs": part.inputs, "sigma": part.sigma}
+            assert (part.clean is None) == (block in (None, L))
+            if part.clean is not None:
+                tensors["clean"] = part.clean.repeat_interleave(len(part.inputs) // len(part.clean), 0)
             for name, tensor in tensors.items():
                 joined.setdefault(name, []).append(tensor)
             tokens += part.tokens
     return {name: torch.cat(tensors) for name, tensors in joined.items()}
 
 
-@pytest.mark.parametrize("times", ["stratified", "independent"])
 @pytest.mark.parametrize(
-    ("method", "kind"), [("cedd-star", absorb), ("bayes", roulette), ("sedd", uniform), ("ar", absorb)]
+    ("method", "kind", "block", "changes"),
+    [
+        *(
+            (*case, None, {"times": times})
+            for times in ("stratified", "independent")
+            for case in (("cedd-star", absorb), ("bayes", roulette), ("sedd", uniform), ("ar", absorb))
+        ),
+        ("cedd-star", absorb, 2, {}),
+        ("cedd-star", absorb, 2, {"complementary": True}),
+        ("cedd-star", absorb, L, {}),
+    ],
 )
-def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, method: str, kind, times):
+def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, method: str, kind, block, changes):
     process = kind(dataset.vocab_size)
-    expected = cut(dataset, method, process, 5, 1, BatchConfig(B, 1, times))
+    expected = cut(dataset, method, process, 5, 1, BatchConfig(B, **changes), block)
+    assert expected["sigma"].shape == ((B,) if block in (None, L) else (B, L // block))
+    if "clean" in expected:
+        masked = expected["inputs"] == dataset.vocab_size
+        assert torch.equal(expected["inputs"][~masked], expected["clean"][~masked])
     for world_size in (1, 2, 4):
         for accumulate in (1, 2, 4):
-            found = cut(dataset, method, process, 5, world_size, BatchConfig(B, accumulate, times))
+            found = cut(dataset, method, process, 5, world_size, BatchConfig(B, accumulate, **changes), block)
             for name, tensor in expected.items():
                 assert torch.equal(found[name], tensor), (name, world_size, accumulate)
 
 
-def times_of(dataset: PackedDataset, step: int, world_size: int, config: BatchConfig) -> Tensor:
-    """The global batch's times, from the time inputs of the network: alive = 1 - (1-eps) t."""
-    sigma = cut(dataset, "cedd", absorb(dataset.vocab_size), step, world_size, config)["sigma"].double()
-    return -torch.expm1(-sigma) / (1 - 1e-3)
+def times_of(sigma: Tensor) -> Tensor:
+    """Times from the time inputs of the network: alive = 1 - (1-eps) t."""
+    return -torch.expm1(-sigma.double()) / (1 - 1e-3)
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, world_size: int):
+@pytest.mark.parametrize("block", [None, 2])
+def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, world_size: int, block: int | None):
+    """Every block has a stratum of its own."""
     low, high = 0.25, 0.75
+    config = BatchConfig(B, 2, lowest_time=low, highest_time=high)
     for step in range(5):
-        t = times_of(dataset, step, world_size, BatchConfig(B, 2, lowest_time=low, highest_time=high))
-        strata = ((t - low) / (high - low) * B).floor().long()
-        assert sorted(strata.tolist()) == list(range(B))
+        t = times_of(cut(dataset, "cedd", absorb(dataset.vocab_size), step, world_size, config, block)["sigma"])
+        strata = ((t - low) / (high - low) * t.numel()).floor().long()
+        assert sorted(strata.flatten().tolist()) == list(range(t.numel()))
 
 
 def test_the_highest_time_moves_to_its_last(dataset: PackedDataset):
@@ -101,23 +126,22 @@ def test_rows_suffice_at_every_step_of_times_that_move(dataset: PackedDataset, f
     assert {len(part.places) for step in range(40) for part in noising.batch(step).parts} == {noising.capacity}
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_complementary_masks_show_every_token_once(dataset: PackedDataset, accumulate: int):
-    process = absorb(dataset.vocab_size)
-    config = BatchConfig(2 * B, accumulate, complementary=True)
-    batches = NoisingSampler(BatchSampler(dataset, B, seed=3), get_method("cedd-star"), process, config)
+@pytest.mark.parametrize(("accumulate", "block"), [(1, None), (2, None), (1, 2)])
+def test_complementary_masks_show_every_token_once(dataset: PackedDataset, accumulate: int, block: int | None):
+    config = BatchConfig(B, accumulate, complementary=True)
     for step in range(3):
-        parts = batches.batch(step).parts
-        masked = torch.cat([part.inputs for part in parts]) == dataset.vocab_size
-        sigma = torch.cat([part.sigma for part in parts]).double()
-        assert (masked[::2] ^ masked[1::2]).float().mean() > 0.99  # but for the eps of the schedule
-        times = -torch.expm1(-sigma) / (1 - 1e-3)
-        torch.testing.assert_close(times[::2] + times[1::2], torch.full((B,), 1.001).double(), rtol=0, atol=1e-5)
+        found = cut(dataset, "cedd-star", absorb(dataset.vocab_size), step, 1, config, block)
+        masked, times = found["inputs"] == dataset.vocab_size, times_of(found["sigma"])
+        assert (masked[::2] ^ masked[1::2]).float().mean() > 0.98  # but for the eps of the schedule
+        sums = times[::2] + times[1::2]
+        torch.testing.assert_close(sums, torch.full_like(sums, 1.001), rtol=0, atol=1e-5)
+        assert block is None or torch.equal(found["clean"][::2], found["clean"][1::2])
 
 
 def test_independent_times_are_not_stratified(dataset: PackedDataset):
     # Sixteen independent times fall into sixteen different strata once in a million.
-    t = times_of(dataset, 0, 1, BatchConfig(B, 1, "independent"))
+    config = BatchConfig(B, 1, "independent")
+    t = times_of(cut(dataset, "cedd", absorb(dataset.vocab_size), 0, 1, config)["sigma"])
     assert len(set((t * B).floor().tolist())) < B
 
 

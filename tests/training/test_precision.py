@@ -10,7 +10,7 @@ from cedd.models.kernels import matmul
 from cedd.models.kernels.matmul import bf16_matmul, float32_matmul, has_bf16_matmul
 from cedd.training.config import TrainConfig
 from cedd.training.precision import Precision
-from tests.training.runs import ALONE, assert_same_run, final_log, run
+from tests.training.runs import assert_resumes, final_log, run
 
 Make = Callable[..., TrainConfig]
 needs_units = pytest.mark.skipif(not has_bf16_matmul(), reason="this CPU has no units for bfloat16 matrices")
@@ -105,9 +105,4 @@ def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
 
 @pytest.mark.slow
 def test_a_resumed_run_in_bf16_is_the_run(config: Make):
-    changes = {"precision": "bf16"}
-    run(config("whole", changes))
-    run(config("parts", {**changes, "steps": 8}))
-    run(config("parts", changes))
-    assert_same_run(config("whole").out, config("parts").out)
-    assert ALONE.device.type == "cpu"
+    assert_resumes(config, {"precision": "bf16"})

@@ -16,7 +16,7 @@ from cedd.process import roulette
 from cedd.training.config import TrainConfig
 from cedd.training.loop import Trainer
 from cedd.training.precision import Precision
-from tests.training.runs import ALONE, Crash, assert_same_run, crash_at, run
+from tests.training.runs import ALONE, assert_resumes
 
 Make = Callable[..., TrainConfig]
 BF16: dict[str, Any] = {"precision": "bf16"}
@@ -71,11 +71,7 @@ def test_copies_follow_the_weights(config: Make):
 
 def test_a_resumed_run_is_the_run(config: Make):
     """The copies are made anew from what a checkpoint holds."""
-    run(config("whole", BF16))
-    with pytest.raises(Crash):
-        run(config("crashed", BF16), crash_at(6))
-    run(config("crashed", BF16))
-    assert_same_run(config("whole").out, config("crashed").out)
+    assert_resumes(config, BF16)
 
 
 def test_accumulated_gradients_stay_wide(config: Make):

@@ -43,7 +43,12 @@ def test_a_damaged_log_is_continued_with_a_warning_that_names_it(tmp_path: Path)
         {"step": 2, "kind": 5},
         [],
     )
-    damage = [b"\xff\xfe\x00\n", b"\n", *(json.dumps(record).encode() + b"\n" for record in records)]
+    damage = [
+        b"\xff\xfe\x00\n",
+        b"\n",
+        b"[" * 99_999 + b"\n",
+        *(json.dumps(record).encode() + b"\n" for record in records),
+    ]
     path.write_bytes(good + b"".join(damage) + good + b'{"step": 2, "ki')
     with RunLog(tmp_path, 10, 3, Console(file=screen, width=300)) as log:
         log.write(4, "train", {"loss": 9.0})

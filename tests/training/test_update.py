@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from cedd.models.backbone import ModuleBackbone
-from cedd.models.ema import EMA
 from cedd.training.config import OptimizerConfig
-from cedd.training.update import Update, make_optimizers
 from tests.interpreted import compiled_for_a_chip, run_interpreted
-from tests.training.runs import updated, without_kernels
+from tests.training.runs import updated
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
 COPIED = [False, True, False, False, True]
@@ -99,41 +96,19 @@ def test_kernel_on_the_device():
     check_table("cuda")
 
 
-def steps_of(device, plain):
-    """A small network's weights and averages after some updates, one of them skipped."""
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
-    network = ModuleBackbone(layers, vocab_size=4, has_mask=False)
-    (optimizer,), ema = make_optimizers(network, CONFIG), EMA(network, 0.9)
-    update = Update(network, [optimizer], ema, CONFIG)
-    if plain:
-        without_kernels(update)
-    inputs = torch.randn(10, 8, generator=torch.Generator().manual_seed(1)).to(device)
-    for step in range(4):
-        network.zero_grad()
-        layers(inputs).square().mean().backward()
-        norm = update.norm()
-        update.apply(CONFIG.rate, norm, torch.tensor(step != 1, device=device))
-    assert ema.updates == 4
-    assert {int(count) for count in optimizer.counts} == {3}
-    return [parameter.detach() for parameter in network.parameters()] + list(ema.shadow.values()), update
-
-
-def test_plain_update_skips_and_averages():
-    values, update = steps_of("cpu", plain=False)
+def test_the_plain_update_skips_averages_and_keeps_copies():
+    update = updated(CONFIG, "cpu", plain=False)
     assert all(optimizer.table is None for optimizer in update.optimizers)  # no kernel on a CPU
-    assert all(bool(torch.isfinite(value).all()) for value in values)
-
-
-def test_the_plain_update_keeps_copies_too():
-    update = updated(CONFIG, "cpu", plain=True)
+    assert update.ema.updates == 4
+    assert {int(count) for optimizer in update.optimizers for count in optimizer.counts} == {3}
     for name, copy in update.sources.items():
         assert torch.equal(update.parameters[name].to(copy.dtype), copy)
 
 
 @pytest.mark.gpu
-def test_both_updates_agree_on_copies_on_the_device():
+def test_both_updates_agree_on_the_device():
     fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
+    assert fused.swept
     for ours, theirs in (
         (fused.parameters, plain.parameters),
         (fused.ema.shadow, plain.ema.shadow),
@@ -142,11 +117,3 @@ def test_both_updates_agree_on_copies_on_the_device():
         for a, b in zip(ours.values(), theirs.values(), strict=True):
             low = a.dtype == torch.bfloat16
             torch.testing.assert_close(a, b, rtol=2**-7 if low else 1e-5, atol=1e-6)
-
-
-@pytest.mark.gpu
-def test_both_updates_agree_on_the_device():
-    fused, update = steps_of("cuda", plain=False)
-    assert update.swept
-    for a, b in zip(fused, steps_of("cuda", plain=True)[0], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

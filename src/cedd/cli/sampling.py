@@ -109,7 +109,8 @@ def show(
         options = replace(arguments.options, seed=arguments.seed, callback=callback, on_particles=report)
         texts = template.fill(loaded, arguments.n, options)
     if arguments.json:
-        own = {"particles": [_figures(one) for one in particles]} if particles else {}
+        names = ("log_normalizer", "effective_sample_size")
+        own = {"particles": [{name: getattr(one, name) for name in names} for one in particles]} if particles else {}
         print(json.dumps({named: texts, **facts, **own, "seed": arguments.seed}))
     else:
         write_output(for_terminal(between.join(texts)) + end)
@@ -123,11 +124,6 @@ def show(
         trajectory.save_html(view.html, title)
     if view.gif is not None:
         trajectory.save_gif(view.gif)
-
-
-def _figures(one: ParticleSet) -> dict[str, float]:
-    """Statistics of the particles of a text."""
-    return {"log_normalizer": one.log_normalizer, "effective_sample_size": one.effective_sample_size}
 
 
 def is_seen(view: ViewOptions) -> bool:

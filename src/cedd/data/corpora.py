@@ -174,11 +174,6 @@ def _check_file(path: Path) -> None:
             ) from None
 
 
-def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
-    for _, text in _jsonl_rows(path, stream, field):
-        yield from cut_document(text)
-
-
 def _jsonl_rows(path: Path, stream: TextIO, field: str, label_field: str | None = None) -> Iterator[tuple[str, str]]:
     """The label, if there is a field for it, and the text of each row that has any."""
     for number, line in enumerate(stream, start=1):
@@ -231,7 +226,8 @@ class FileCorpus(Corpus):
         for path in self.paths:
             with _text_of(path) as stream:
                 if _is_jsonl(path):
-                    yield from _read_jsonl(path, stream, self.field)
+                    for _, text in _jsonl_rows(path, stream, self.field):
+                        yield from cut_document(text)
                 else:
                     yield from stream_documents(stream, self.document_break)
 

@@ -56,23 +56,23 @@ _CHUNKS_PER_START = 16  # encoded in the time that a worker takes to start; a te
 _VERIFY_BYTES = 2 << 30  # up to this size the checksum is verified at every opening, beyond it only the size
 
 CorpusPart = Literal["all", "train", "validation"]
+REMAINDER = {"remainder": "drop"}
+"""What protocols say of the tokens after the last full block."""
 
 
 @dataclass(frozen=True)
 class PackingPolicy:
-    """How documents become blocks: joined in order into one stream, which is cut every L tokens.
+    """How documents become blocks: joined in order into one stream, which is cut every L tokens. The tokens after the
+    last full block are counted and left out.
 
     Args:
         separator: "eos" puts the tokenizer's end token after each document; "text" puts `text` between documents;
             "auto" is "eos" if the tokenizer has such a token, otherwise "text".
         text: the separator of "text"; may be empty.
-        remainder: the tokens after the last full block. "drop" leaves them out, "keep" makes them a shorter last block
-            (`PackedDataset.remainder`). They are counted and reported in both cases.
     """
 
     separator: Literal["auto", "eos", "text"] = "auto"
     text: str = "\n\n"
-    remainder: Literal["drop", "keep"] = "drop"
 
     def resolve(self, tokenizer: Tokenizer) -> PackingPolicy:
         """The same policy with "auto" decided."""
@@ -89,12 +89,11 @@ class PackingPolicy:
             "text": f"{self.text!r} between documents" if self.text else "nothing between documents",
             "auto": f"end token after each document, or else {self.text!r} between them",
         }
-        rest = {"drop": "remainder dropped", "keep": "remainder kept"}
-        return f"joined in order, {separators[self.separator]}, {rest[self.remainder]}"
+        return f"joined in order, {separators[self.separator]}, remainder dropped"
 
     @property
     def sha256(self) -> str:
-        return json_sha256(asdict(self))
+        return json_sha256(asdict(self) | REMAINDER)
 
 
 # --- the packed set -------------------------------------------------------------------------------------------
@@ -131,13 +130,6 @@ class PackedDataset:
     @property
     def vocab_size(self) -> int:
         return self.header["vocab_size"]
-
-    @property
-    def remainder(self) -> NDArray[np.int64]:
-        """The shorter last block [0..L-1] with the policy "keep"; empty with "drop", and in a view without the end."""
-        last = self._stop == self.header["blocks"]
-        kept = self.header["policy"]["remainder"] == "keep" and last
-        return self._tokens[self.header["blocks"] * self.length :].astype(np.int64) if kept else np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -221,8 +213,12 @@ class PackedDataset:
         header, policy = self.header, PackingPolicy(**self.header["policy"])
         counts = ("documents", "characters", "utf8_bytes", "words", "tokens", "length", "blocks", "remainder_tokens")
         hashes = ("tokenizer", "policy_sha256", "content_sha256", "tokenizer_fingerprint", "tokens_sha256")
-        made = {"remainder": policy.remainder, "packing": policy.name}
-        report = {name: header[name] for name in counts} | made | {name: header[name] for name in hashes}
+        report = (
+            {name: header[name] for name in counts}
+            | REMAINDER
+            | {"packing": policy.name}
+            | {name: header[name] for name in hashes}
+        )
         return report | {"blocks": len(self)}
 
 

@@ -328,7 +328,7 @@ class CharAsGPT2(_CharacterTable):
         super().__init__(characters, vocab_size, unknown, name)
 
     @classmethod
-    def from_gpt2(cls, gpt2: GPT2Tokenizer, unknown: str | None = None) -> CharAsGPT2:
+    def from_gpt2(cls, gpt2: GPT2Tokenizer) -> CharAsGPT2:
         characters: dict[str, int] = {}
         for token, content in enumerate(gpt2.token_bytes):
             try:
@@ -337,7 +337,7 @@ class CharAsGPT2(_CharacterTable):
                 continue
             if len(text) == 1:
                 characters[text] = token
-        return cls(characters, gpt2.vocab_size, unknown)
+        return cls(characters, gpt2.vocab_size)
 
     def definition(self) -> JSONObject:
         return {"characters": self.characters, "vocab_size": self.vocab_size, "unknown": self.unknown}
@@ -534,10 +534,6 @@ class GPT2Tokenizer(_ByteLevelBPE):
             raise ValueError(f"{folder / 'merges.txt'} is damaged: a merge is not two tokens")
         return cls(vocab, pairs, "gpt2")
 
-    @classmethod
-    def from_hub(cls) -> GPT2Tokenizer:
-        return cls.from_folder(_from_hub(GPT2_HUB_NAME, ("vocab.json", "merges.txt"), "gpt2-bpe"))
-
 
 class BPETokenizer(_ByteLevelBPE):
     """Byte-level BPE trained on the data; its first token ends a document and is never generated."""
@@ -557,10 +553,7 @@ class BPETokenizer(_ByteLevelBPE):
 
         tokenizer = _byte_level()
         trainer = BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(_BYTE_OF),
-            show_progress=False,
+            vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=sorted(_BYTE_OF), show_progress=False
         )
         tokenizer.train_from_iterator(texts, trainer)
         definition = _bpe_definition(json.loads(tokenizer.to_str()), "the trained BPE")
@@ -1077,7 +1070,7 @@ def load_gpt2(files: str | Path | None = None) -> GPT2Tokenizer:
     root = data_root()
     if root is not None and (root / "gpt2-bpe" / "vocab.json").is_file():
         return GPT2Tokenizer.from_folder(root / "gpt2-bpe")
-    return GPT2Tokenizer.from_hub()
+    return GPT2Tokenizer.from_folder(_from_hub(GPT2_HUB_NAME, ("vocab.json", "merges.txt"), "gpt2-bpe"))
 
 
 def load_bert() -> BERTTokenizer:

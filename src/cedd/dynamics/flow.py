@@ -36,15 +36,7 @@ from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
 from cedd.dynamics.rules import StepRule
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective, Rows
-from cedd.parameterization import (
-    TINY,
-    AffineScore,
-    Denoiser,
-    Leap,
-    Parameterization,
-    at_token,
-    put_at_token,
-)
+from cedd.parameterization import TINY, AffineScore, Denoiser, Leap, Parameterization, at_token, put_at_token
 from cedd.parts import Table
 from cedd.process import Noise, TokenProcess
 from cedd.row_sums import log_sum_exp
@@ -155,9 +147,7 @@ class FlowPath(PathCost):
     def magnitude(self, noise: Noise) -> Cases:
         unmasking = noise.alpha_rate * noise.alive
         return Cases(
-            same=unmasking * (0.3 + self.corrector.excess(noise.t)),
-            moved=torch.zeros_like(unmasking),
-            masked=unmasking,
+            same=unmasking * (0.3 + self.corrector.excess(noise.t)), moved=torch.zeros_like(unmasking), masked=unmasking
         )
 
 

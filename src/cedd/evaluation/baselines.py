@@ -122,14 +122,8 @@ def _mix(counts: _Counts, grams: Ids, shorter: Floats, vocab_size: int) -> Float
     return np.where(total > 0, mixed, shorter)
 
 
-def compressed_bits(name: str, text: str, given: str = "") -> float:
-    """Bits per character of `text` compressed as UTF-8, optionally after `given`: size(both) - size(given)."""
-    if not text:
-        raise ValueError("an empty text has no bits per character")
-    return _compressed(name, text, given) / len(text)
-
-
-def _compressed(name: str, text: str, given: str = "") -> int:
+def compressed_bits(name: str, text: str, given: str = "") -> int:
+    """Bits of `text` compressed as UTF-8, optionally after `given`: size(both) - size(given)."""
     compress = COMPRESSORS[name]
     before = len(compress(given.encode())) if given else 0
     return 8 * (len(compress((given + text).encode())) - before)
@@ -184,9 +178,9 @@ def measure_baselines(
         folds = [(held_out[middle:].ravel(), held_out[:middle]), (held_out[:middle].ravel(), held_out[middle:])]
     learnt = "the other half of the text" if train is None else "the training text"
     made = _n_grams(folds, vocab_size, held_out.size / count, orders, learnt) if folds else []
-    made += [Baseline(name, _compressed(name, text) / count, None, "no training text") for name in COMPRESSORS]
+    made += [Baseline(name, compressed_bits(name, text) / count, None, "no training text") for name in COMPRESSORS]
     if folds:
-        primed = sum(_compressed("xz", decode(blocks.ravel()), decode(tokens)) for tokens, blocks in folds)
+        primed = sum(compressed_bits("xz", decode(blocks.ravel()), decode(tokens)) for tokens, blocks in folds)
         made.append(Baseline("primed xz", primed / count, None, f"compressed after {learnt}"))
     return made
 

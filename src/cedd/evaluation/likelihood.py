@@ -216,18 +216,14 @@ class TextLikelihoods:
         self, context: str, most: int, until: Sequence[str] = (), options: SamplingOptions | None = None
     ) -> str:
         """At most `most` tokens of text after a context, cut before the first of `until`."""
-        length = self.loaded.length
-        if self.loaded.writes_blocks:
-            given = torch.from_numpy(encode_verbatim(self.loaded.tokenizer, context))
-            constraint = prompt(given, len(given) + most) if len(given) else None
-            drawn = self.loaded.draw((1, len(given) + most), options or SamplingOptions(), constraint)[0]
-            return before_first(self.loaded.tokenizer.decode(drawn[len(given) :].numpy()), until)
-        room = most if most < length else length // 2
-        given = torch.from_numpy(encode_verbatim(self.loaded.tokenizer, context)[-(length - room) :])
+        loaded, length = self.loaded, self.loaded.length
+        given = torch.from_numpy(encode_verbatim(loaded.tokenizer, context))
+        room = most if loaded.writes_blocks or most < length else length // 2
+        given = given if loaded.writes_blocks else given[-(length - room) :]
         size = len(given) + room
         constraint = prompt(given, size) if len(given) else None
-        drawn = self.loaded.draw((1, size), options or SamplingOptions(), constraint)[0]
-        return before_first(self.loaded.tokenizer.decode(drawn[len(given) :].numpy()), until)
+        drawn = loaded.draw((1, size), options or SamplingOptions(), constraint)[0]
+        return before_first(loaded.tokenizer.decode(drawn[len(given) :].numpy()), until)
 
     def _scored(self, context: Ids, answer: Ids, number: int, exact: bool = False) -> LogLikelihood:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
@@ -282,51 +278,31 @@ class TextLikelihoods:
             return self._exact(context, piece)
         if self.protocol is not None:
             return self._by_protocol(self.protocol, context, piece, generator)
-        if self.loaded.writes_blocks:
-            return self._of_block(context, piece, generator, exact)
-        reader = self.loaded.reader(len(context) + len(piece))
+        loaded, count = self.loaded, len(piece)
+        if loaded.writes_blocks:
+            assert loaded.method.block is not None
+            model: Any = AfterBlocks(loaded.model, loaded.method.block, context)
+            network, ids, method = model, piece, loaded.method.of_one_block
+        else:
+            model, network, method = self._after(context, count), loaded.reader(len(context) + count), loaded.method
+            ids = torch.cat([context, piece])
+        greedy = self.kind == "conditional" and self._is_greedy(model, piece)
         if exact:
-            whole, places = torch.cat([context, piece])[None], range(len(context), len(context) + len(piece))
-            process, method, device = self.loaded.process, self.loaded.method, self.loaded.device
-            nats = exact_likelihood(reader, process, whole, places, method=method, device=device)
-            greedy = self._is_greedy(WithContext(reader, context) if len(context) else reader, piece)
-            return LogLikelihood(-float(nats), 0.0, greedy, len(piece), context_count(reader, len(piece)), True)
-        model = WithContext(reader, context) if len(context) else reader
+            places = range(len(ids) - count, len(ids))
+            nats = exact_likelihood(network, loaded.process, ids[None], places, method=method, device=loaded.device)
+            return LogLikelihood(-float(nats), 0.0, greedy, count, context_count(network, count), True)
         found = estimate_bound(
             model,
-            self.loaded.process,
+            loaded.process,
             piece[None],
-            method=self.loaded.method,
+            method=method,
             draws=self.draws,
             generator=generator,
             fixed_set=True,
             nested=True,
             batch=self.draws,
-            device=self.loaded.device,
+            device=loaded.device,
         )
-        greedy = self.kind == "conditional" and self._is_greedy(model, piece)
-        count = len(piece)
-        return LogLikelihood(
-            -found.nats_per_token * count,
-            found.monte_carlo_stderr * count,
-            greedy,
-            count,
-            found.evaluations,
-            freedom=found.monte_carlo_freedom,
-        )
-
-    def _of_block(self, context: Tensor, piece: Tensor, generator: torch.Generator, exact: bool) -> LogLikelihood:
-        """Tokens of a block after those before them."""
-        loaded, block, count = self.loaded, self.loaded.method.block, len(piece)
-        assert block is not None
-        model: Any = AfterBlocks(loaded.model, block, context)
-        how: dict[str, Any] = {"method": loaded.method.of_one_block, "device": loaded.device}
-        greedy = self.kind == "conditional" and self._is_greedy(model, piece)
-        if exact:
-            nats = exact_likelihood(model, loaded.process, piece[None], range(count), **how)
-            return LogLikelihood(-float(nats), 0.0, greedy, count, context_count(loaded.model, count), True)
-        how |= {"draws": self.draws, "generator": generator, "fixed_set": True, "nested": True, "batch": self.draws}
-        found = estimate_bound(model, loaded.process, piece[None], **how)
         value, error = -found.nats_per_token * count, found.monte_carlo_stderr * count
         return LogLikelihood(value, error, greedy, count, found.evaluations, freedom=found.monte_carlo_freedom)
 

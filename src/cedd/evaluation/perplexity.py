@@ -301,10 +301,8 @@ def compare(first: BoundEstimate, second: BoundEstimate) -> IntervalEstimate:
 
 def _two_sided_record(estimate: ImportanceEstimate) -> JSONObject:
     """The lower bound, if it is informative."""
-    if estimate.orders < 4:
-        return {"at_least": None, "at_least_informative": False}
-    both = estimate.two_sided()
-    if not both.informative:
+    both = estimate.two_sided() if estimate.orders >= 4 else None
+    if both is None or not both.informative:
         return {"at_least": None, "at_least_informative": False}
     return {"at_least": both.at_least, "at_least_stderr": both.at_least_stderr, "at_least_informative": True}
 

@@ -21,12 +21,7 @@ _TOLERANCE = 1e-9
 
 
 def check_rule(
-    rule: StepRule,
-    process: TokenProcess,
-    *,
-    method: str | Method = "cedd",
-    steps: int = 8,
-    seed: int = 0,
+    rule: StepRule, process: TokenProcess, *, method: str | Method = "cedd", steps: int = 8, seed: int = 0
 ) -> None:
     """Raise a ValueError if a rule is not a probability distribution, or lacks a property that it declares.
 

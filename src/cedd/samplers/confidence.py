@@ -158,12 +158,7 @@ def check_order(
 
 
 def order_nats(
-    model: AnyModel,
-    process: TokenProcess,
-    data: Tensor,
-    *,
-    method: str | Method,
-    options: SamplingOptions,
+    model: AnyModel, process: TokenProcess, data: Tensor, *, method: str | Method, options: SamplingOptions
 ) -> Tensor:
     """-log p(x) in nats of each sequence of data [B, L], [B] float64: the exact likelihood of the sampler that begins
     with masks only and reveals them in the order `options.sampler`. Infinite if it never draws the sequence.

@@ -285,10 +285,7 @@ class GraphedBlocks:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        dtype: torch.dtype = torch.bfloat16,
-        capture: Callable[..., _Recording] = capture,
+        self, model: nn.Module, dtype: torch.dtype = torch.bfloat16, capture: Callable[..., _Recording] = capture
     ) -> None:
         self.device, self._capture = model_device(model), capture
         rounded = dtype if self.device.type == "cuda" else None

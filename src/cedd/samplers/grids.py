@@ -105,12 +105,7 @@ def _even(rising: Tensor, times: Tensor, steps: int) -> Tensor:
     return cut
 
 
-GRIDS: Mapping[str, GridFunction] = {
-    "kept": kept_grid,
-    "flow": flow_grid,
-    "jumps": jump_grid,
-    "uniform": uniform_grid,
-}
+GRIDS: Mapping[str, GridFunction] = {"kept": kept_grid, "flow": flow_grid, "jumps": jump_grid, "uniform": uniform_grid}
 
 
 def time_grid(

@@ -237,11 +237,7 @@ def _without(
 
 
 def guided_text(
-    network: Network,
-    guidance: float | None,
-    held: Tensor,
-    mask: int | None,
-    text_of: Callable[[Network], FinishedText],
+    network: Network, guidance: float | None, held: Tensor, mask: int | None, text_of: Callable[[Network], FinishedText]
 ) -> FinishedText:
     """The finished text of a network that writes blocks, with guidance by its label if it has one, or else by what is
     given.

@@ -69,11 +69,7 @@ class CorrectionOptions:
             ("swaps", 0 <= self.swaps < 1, "must be in [0, 1)"),
             ("max_surprise", limit is None or limit >= 0, "must be at least 0 (nats per letter)"),
             ("temperature", 0 <= self.temperature < math.inf, "must be at least 0 and finite"),
-            (
-                "change",
-                self.change in (None, "letters", "all"),
-                "must be letters or all",
-            ),
+            ("change", self.change in (None, "letters", "all"), "must be letters or all"),
             ("passes", self.passes >= 1, "must be at least 1"),
             ("reach", self.reach >= 0, "must be at least 0"),
             ("steps", self.steps >= 1, "must be at least 1"),

@@ -496,12 +496,7 @@ class LanguageModel(LoadedModel):
         return rank(TextLikelihoods(self, draws, seed), texts, per_token=per_token)
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        weights: str | None = None,
-        extra: JSONMapping | None = None,
-        force: bool = False,
+        self, folder: str | Path, *, weights: str | None = None, extra: JSONMapping | None = None, force: bool = False
     ) -> None:
         """Write the model as a folder that `load` takes: config.json, model.safetensors, tokenizer, README.md.
 

@@ -70,11 +70,7 @@ def windows_of_filled_text(blanks: Iterable[range], count: int, length: int) -> 
 
 
 def draw_windows(
-    loaded: LoadedModel,
-    held: Fixed,
-    windows: Sequence[Window],
-    n: int,
-    options: SamplingOptions,
+    loaded: LoadedModel, held: Fixed, windows: Sequence[Window], n: int, options: SamplingOptions
 ) -> Tensor:
     """n fillings of the positions [L] that are not fixed, as tokens [n, L].
 
@@ -88,11 +84,7 @@ def draw_windows(
 
 
 def _draw_part(
-    loaded: LoadedModel,
-    held: Fixed,
-    windows: Sequence[Window],
-    seeds: Sequence[int],
-    options: SamplingOptions,
+    loaded: LoadedModel, held: Fixed, windows: Sequence[Window], seeds: Sequence[int], options: SamplingOptions
 ) -> Tensor:
     """[B, L] for seeds [B]. Every window has its own seed; otherwise equal blanks would be filled identically."""
     x = held.tokens.where(held.where, loaded.process.vocab_size).repeat(len(seeds), 1)

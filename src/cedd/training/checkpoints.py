@@ -80,12 +80,7 @@ class Checkpoints:
     """The checkpoints of one run; the last `keep` are kept."""
 
     def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        ranks: Ranks,
-        run: RunIdentity,
-        say: Callable[[str], None] = warnings.warn,
+        self, folder: Path, keep: int, ranks: Ranks, run: RunIdentity, say: Callable[[str], None] = warnings.warn
     ) -> None:
         self.folder, self.keep, self.ranks, self.run, self.say = folder, keep, ranks, run, say
 

@@ -587,18 +587,8 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
         if own is None:
             raise
         text = dataclasses.replace(config.text, tokenizer=own.text.tokenizer, wrap=own.text.wrap)
-        names = (
-            "start",
-            "method",
-            "block",
-            "sigma_floor",
-            "process",
-            "architecture",
-            "architecture_arguments",
-            "model",
-            "length",
-        )
-        taken = {name: getattr(own, name) for name in names}
+        names = "start method block sigma_floor process architecture architecture_arguments model length"
+        taken = {name: getattr(own, name) for name in names.split()}
         return dataclasses.replace(config, **taken, text=text)
     from cedd.models.description import read_description  # imports numpy, which `cedd --help` does not need
 

@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,20 +26,8 @@ from cedd.apps.serve.app import Handlers, make_app  # noqa: E402
 from cedd.apps.serve.security import Headers, SecurityMiddleware, host_name, page_policy  # noqa: E402
 from cedd.apps.serve.server import Server, bind_socket, url_of  # noqa: E402
 
-__all__ = [
-    "IN_THE_CLEAR",
-    "Handlers",
-    "Headers",
-    "SecurityMiddleware",
-    "Server",
-    "bind_socket",
-    "connections",
-    "events",
-    "free_port",
-    "host_name",
-    "httpx",
-    "make_app",
-]
+__all__ = ["IN_THE_CLEAR", "Handlers", "Headers", "SecurityMiddleware", "Server", "apply_edits", "at_once"]
+__all__ += ["bind_socket", "connected", "connections", "events", "free_port", "host_name", "httpx", "make_app"]
 __all__ += ["page_policy", "served", "site", "until"]
 
 IN_THE_CLEAR: dict[str, Any] = {"trust_env": False, "verify": False}
@@ -65,6 +54,29 @@ def served(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> I
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive(), stacks()
+
+
+@contextlib.contextmanager
+def connected(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> Iterator[tuple[Any, Scheduler]]:
+    """A client of a server, and the server's scheduler."""
+    with (
+        served(registry, seed, **limits) as (address, scheduler),
+        httpx.Client(base_url=address, timeout=60, **IN_THE_CLEAR) as client,
+    ):
+        yield client, scheduler
+
+
+def at_once(ask: Callable[[int], None], count: int) -> None:
+    """Call ask(0), ask(1), ... in threads of their own, and wait for them."""
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(ask, range(count)))
+
+
+def apply_edits(texts: list[list[Any]], step: dict[str, Any]) -> None:
+    """Change the shown texts by the edits of a step."""
+    for i, place, piece, *_ in step["edits"]:
+        assert texts[i][place] != piece  # an edit changes something
+        texts[i][place] = piece
 
 
 def stacks() -> str:

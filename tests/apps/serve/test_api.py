@@ -32,7 +32,7 @@ from cedd.samplers.feature_cache import FeatureCache
 from cedd.tasks import LanguageModel, generate, infill, load, parse_template
 from cedd.tasks.generate import prompt_template
 from cedd.tasks.template import Template
-from tests.apps.serve.servers import IN_THE_CLEAR, events, httpx, served, until
+from tests.apps.serve.servers import IN_THE_CLEAR, apply_edits, at_once, connected, events, httpx, served, until
 from tests.tasks.models import save_random
 from tests.tasks.test_block_models import save_blocks
 
@@ -117,7 +117,7 @@ def test_what_is_not_asked_for_is_the_models_own(client: Any, registry: ModelReg
 
 def test_a_server_may_have_the_seed_of_requests_without_one(registry: ModelRegistry):
     asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "steps": 6}
-    with served(registry, seed=5) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
+    with connected(registry, seed=5) as (client, _):
         replies = [client.post("/v1/completions", json=asked | seed).json() for seed in ({}, {}, {"seed": 6})]
         assert client.post("/correct", json={"text": "a cqt"}).status_code == 200  # which takes none
     assert [reply["seed"] for reply in replies] == [5, 5, 6]
@@ -152,19 +152,11 @@ def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, pr
     model = load(save_blocks(tmp_path / "blocks", process, method), device="cpu")
     wanted = model.generate(2, length=24, prompt="the ", seed=5)
     asked = {"prompt": "the ", "max_tokens": 20, "n": 2, "seed": 5, "echo": True}
-    with (
-        served(ModelRegistry({"blocks": model})) as (address, _),
-        httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client,
-    ):
+    with connected(ModelRegistry({"blocks": model})) as (client, _):
         several = client.post("/v1/completions", json={**asked, "prompt": ["the ", "the cat a"]}).json()["choices"]
         filled = client.post("/infill", json={"text": "the ____", "alternatives": 2, "seed": 5}).json()
         found, before = streamed(client.post("/v1/completions", json={**asked, "stream": True, "certainty": True}), 2)
-        longer = {
-            "prompt": "the cat sat on the mat and the dog sat there too",
-            "max_tokens": 30,
-            "seed": 5,
-            "echo": True,
-        }
+        longer = {**asked, "prompt": "the cat sat on the mat and the dog sat there too", "max_tokens": 30, "n": 1}
         long = client.post("/v1/completions", json=longer).json()
         streams, _ = streamed(client.post("/v1/completions", json={**longer, "stream": True}), 1)
         usual = client.post("/v1/completions", json={"prompt": "the ", "steps": 1}).json()["usage"]
@@ -210,9 +202,7 @@ def test_the_steps_of_a_stream_lead_to_its_text(client: Any):
     assert texts[0][:4] == ["t", "h", "e", " "]
     assert steps[0]["step"]["given"] == [0, 1, 2, 3]
     for record in steps[1:]:
-        for i, place, piece in record["step"]["edits"]:
-            assert texts[i][place] != piece  # an edit changes something
-            texts[i][place] = piece
+        apply_edits(texts, record["step"])
     assert ["".join(text) for text in texts] == ["the " + choice["text"] for choice in alone["choices"]]
     assert last["choices"] == alone["choices"]
 
@@ -353,9 +343,8 @@ def test_infilling_of_any_length_agrees_with_the_model(client: Any, registry: Mo
     assert [record["step"]["step"] for record in (first, *steps)] == list(range(len(times)))
     shown = first["step"]["texts"]
     for record in steps:
-        for i, place, piece in record["step"]["edits"]:
-            assert not reply["given"][place]
-            shown[i][place] = piece
+        assert not any(reply["given"][place] for _, place, _ in record["step"]["edits"])
+        apply_edits(shown, record["step"])
     assert shown == [record["pieces"] for record in reply["tokens"]]
     for row, written in zip(shown, reply["texts"], strict=True):
         assert "".join(row) == written.replace("\r\n", "\n").encode("utf-8", "replace").decode()
@@ -400,10 +389,7 @@ def test_given_characters_come_back_as_they_were_given(client: Any):
 def test_given_characters_stay_whole_if_tokens_are_bytes(tmp_path: Path):
     """No character is shown as its separate bytes."""
     model = load(save_random(tmp_path / "bytes", tokenizer=ByteTokenizer()), "cpu")
-    with (
-        served(ModelRegistry({"bytes": model})) as (address, _),
-        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
-    ):
+    with connected(ModelRegistry({"bytes": model})) as (client, _):
         asked = {"text": "a\U0001f600é\ufffd____{2}\u202eb", "steps": 2, "seed": 1, "stream": True}
         first, *_, last = events(client.post("/infill", json=asked))
         noise = client.post("/noise", json={"text": "a\U0001f600"}).json()
@@ -542,10 +528,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Langu
     """A client of a server with a word-piece model, and the model."""
     tokenizer = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
     made = load(save_random(tmp_path_factory.mktemp("words") / "words", "absorb", "cedd", tokenizer=tokenizer), "cpu")
-    with (
-        served(ModelRegistry({"words": made})) as (url, _),
-        httpx.Client(base_url=url, timeout=30, **IN_THE_CLEAR) as client,
-    ):
+    with connected(ModelRegistry({"words": made})) as (client, _):
         yield client, made
 
 
@@ -560,10 +543,7 @@ def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path
         made = LanguageModel(folder, plain.device)
         assert made.writes_blocks
     body = {"prompt": "The cat", "max_tokens": 6, "n": 2, "seed": 1, "temperature": 1.5}
-    with (
-        served(ModelRegistry({"m": made})) as (url, _),
-        httpx.Client(base_url=url, timeout=30, **IN_THE_CLEAR) as client,
-    ):
+    with connected(ModelRegistry({"m": made})) as (client, _):
         more = ({}, {"logprobs": 2}, {"logprobs": 0, "echo": True}, {"logprobs": 2, "stream": True})
         plain, short, whole, streamed = (client.post("/v1/completions", json=body | one) for one in more)
         if block is not None:
@@ -795,10 +775,7 @@ LONG = {"max_tokens": 32, "steps": 1000, "seed": 1, "model": "small"}
 
 
 def test_the_queue_has_an_end_and_says_when_to_come_back(registry: ModelRegistry):
-    with (
-        served(registry, max_queue=2) as (address, scheduler),
-        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
-    ):
+    with connected(registry, max_queue=2) as (client, scheduler):
         assert isinstance(scheduler, Scheduler)
         with (
             client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first,
@@ -814,8 +791,7 @@ def test_the_queue_has_an_end_and_says_when_to_come_back(registry: ModelRegistry
 
 def test_a_queue_of_one_says_so(registry: ModelRegistry):
     with (
-        served(registry, max_queue=1) as (address, _),
-        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
+        connected(registry, max_queue=1) as (client, _),
         client.stream("POST", "/v1/completions", json={**LONG, "stream": True}),
     ):
         said = sentence(client.post("/correct", json={"text": "a"}), 503)
@@ -837,10 +813,7 @@ def test_models_that_share_a_word_corrector_share_its_network(monkeypatch: pytes
     models = {name: load(pretrained_root() / name, "cpu") for name in ("english-char", "english")}
     registry = ModelRegistry(models)
     text = "He had a strang feling that sumthing was rong with teh hous."
-    with (
-        served(registry) as (address, _),
-        httpx.Client(base_url=address, **IN_THE_CLEAR, timeout=60) as client,
-    ):
+    with connected(registry) as (client, _):
         answers, calls = [], []
         for name in models:
             registry.memory = FeatureCache()
@@ -895,11 +868,7 @@ def test_requests_that_come_together_are_read_together_and_each_gets_its_own_tex
 
     found: dict[int, Any] = {}
     with served(registry) as (address, scheduler):
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        at_once(ask, 8)
     for i, reply in found.items():
         options = SamplingOptions(seed=i, steps=8 + i % 3)
         (alone,) = generate(registry["small"], length=12, prompt="ab" if i % 2 else "", options=options)
@@ -921,11 +890,7 @@ def test_concurrent_long_texts_share_network_calls_without_changing_results(regi
     found: dict[int, Any] = {}
     texts = ["the cat ____ on the mat. " * (3 + i) for i in range(3)] + ["a" * 28 + "____"]
     with served(registry) as (address, scheduler):
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(texts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        at_once(ask, len(texts))
     for i, text in enumerate(texts):
         assert found[i] == infill(registry["masks"], text, options=SamplingOptions(seed=i, steps=4))
     assert scheduler.batcher.calls < scheduler.batcher.sequences / 1.5
@@ -949,11 +914,7 @@ def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(registry: Mo
 def test_other_requests_are_answered_while_a_long_text_is_filled(registry: ModelRegistry):
     """A text that fits into a window joins the network calls of the windows."""
     asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1, "stream": True}
-    with (
-        served(registry) as (address, scheduler),
-        httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client,
-        client.stream("POST", "/infill", json=asked) as filling,
-    ):
+    with connected(registry) as (client, scheduler), client.stream("POST", "/infill", json=asked) as filling:
         until(lambda: scheduler.batcher.calls > 3)
         calls, sequences = scheduler.batcher.calls, scheduler.batcher.sequences
         reply = client.post("/v1/completions", json={"model": "small", "max_tokens": 32, "steps": 50, "seed": 2})
@@ -979,17 +940,9 @@ def test_concurrent_completions_form_one_batch_and_keep_their_own_texts_and_step
     async def ask() -> list[list[Any]]:
         scheduler, asked_jobs = Scheduler(Limits()), list[JobGroup]()
         for seed, (prompt, n) in enumerate([("", 1), ("ab", 3), ("abcd", 2)]):
-            body = {
-                "model": "small",
-                "prompt": prompt,
-                "max_tokens": 12 - len(prompt),
-                "n": n,
-                "steps": 5,
-                "seed": seed,
-            }
-            asked = completion(
-                RequestFields(json.dumps({**body, "stream": seed == 1}).encode()), registry, scheduler.limits
-            )
+            body = {"model": "small", "prompt": prompt, "max_tokens": 12 - len(prompt), "n": n, "steps": 5}
+            fields = RequestFields(json.dumps({**body, "seed": seed, "stream": seed == 1}).encode())
+            asked = completion(fields, registry, scheduler.limits)
             asked_jobs.append(JobGroup(asked.tasks, 30, asked.streams))
             scheduler.submit(*asked_jobs[-1].jobs)
         scheduler.start()
@@ -1007,16 +960,12 @@ def test_concurrent_completions_form_one_batch_and_keep_their_own_texts_and_step
     assert [len(records) for records in found] == [1, 8, 1]  # steps only for whom they interest
     texts = found[1][0]["step"]["texts"]
     for record in found[1][1:-1]:
-        for i, place, piece in record["step"]["edits"]:
-            texts[i][place] = piece
+        apply_edits(texts, record["step"])
     assert ["".join(text)[2:] for text in texts] == [choice["text"] for choice in found[1][-1]["choices"]]
 
 
 def test_no_more_runs_than_allowed_are_under_way(registry: ModelRegistry):
-    with (
-        served(registry, max_concurrent=1) as (address, scheduler),
-        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
-    ):
+    with connected(registry, max_concurrent=1) as (client, scheduler):
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
             until(lambda: scheduler.counts == (0, 1))
             with pytest.raises(httpx.ReadTimeout):

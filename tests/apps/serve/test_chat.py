@@ -17,14 +17,14 @@ ASKED = {"messages": [{"role": "user", "content": "w7 w8"}], "max_tokens": 12, "
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, LanguageModel]]]:
     """A client of a server with an autoregressive and a masked model."""
-    from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
+    from tests.apps.serve.servers import connected
 
     folder = tmp_path_factory.mktemp("chat")
     models = {
         "next": import_model(published(folder / "next", "llama"), device="cpu"),
         "masks": import_model(published(folder / "masks", "llada"), device="cpu", mask_id=20),
     }
-    with served(ModelRegistry(models)) as (address, _), httpx.Client(base_url=address, **IN_THE_CLEAR) as client:
+    with connected(ModelRegistry(models)) as (client, _):
         yield client, models
 
 

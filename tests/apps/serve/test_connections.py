@@ -50,9 +50,7 @@ def test_many_half_open_connections_leave_the_server_reachable(registry: ModelRe
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [HALF, pytest.param(b"", marks=pytest.mark.slow), WHOLE],
-    ids=["headers", "nothing", "a second request"],
+    "sent", [HALF, pytest.param(b"", marks=pytest.mark.slow), WHOLE], ids=["headers", "nothing", "a second request"]
 )
 def test_headers_have_a_time_limit(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch, sent: bytes):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)

@@ -65,12 +65,12 @@ def described(client: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def client(registry: ModelRegistry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Of a server whose models can do everything together."""
-    from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
+    from tests.apps.serve.servers import connected
 
     chat = import_model(published(tmp_path_factory.mktemp("chat"), "llada"), device="cpu", mask_id=20)
     following = load(save_random(tmp_path_factory.mktemp("ar") / "ar", "absorb", "ar"), "cpu")
     models = ModelRegistry({"small": registry["small"], "masks": registry["masks"], "chat": chat, "next": following})
-    with served(models) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as made:
+    with connected(models) as (made, _):
         yield made
 
 

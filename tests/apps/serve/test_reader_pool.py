@@ -21,7 +21,7 @@ from cedd.apps.serve.registry import ModelRegistry
 from cedd.models.locate import packaged
 from cedd.spelling.corruption import swap_letters
 from cedd.tasks import load
-from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served, until
+from tests.apps.serve.servers import IN_THE_CLEAR, connected, httpx, served, until
 
 TEXTS = (
     "I beleive that teh wether is nice, and alot of it.",
@@ -183,11 +183,7 @@ def hard_text() -> str:
 def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lexicon: Path):
     model = load(lexicon.parent, "cpu")
     registry = ModelRegistry({"english-char": model}, lookup_processes=2)
-    with (
-        served(registry, timeout=8.0) as (address, scheduler),
-        httpx.Client(base_url=address, timeout=60, **IN_THE_CLEAR) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with connected(registry, timeout=8.0) as (client, scheduler), ThreadPoolExecutor(1) as pool:
         assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # readers are there
 
         def ask_long() -> tuple[int, float]:

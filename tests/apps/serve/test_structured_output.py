@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,12 @@ from cedd.data.tokenizers import CharTokenizer, PaddedTokenizer
 from cedd.models.folder import ModelFolder, save_folder
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.tasks import generate, infill, load
-from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
+from tests.apps.serve.servers import IN_THE_CLEAR, at_once, connected, httpx, served
 from tests.combinations import covering
 from tests.tasks.models import save_random
 
 CHARACTERS = 'abcdefghijklmnopqrstuvwxyz .,0123456789{}":-\n'
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 22]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
 NESTED: dict[str, Any] = {"type": "null"}
 for _ in range(60):
     NESTED = {"type": "array", "items": NESTED}
@@ -59,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
 
 @pytest.fixture(scope="module")
 def client(models: ModelRegistry) -> Iterator[Any]:
-    with served(models) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as made:
+    with connected(models) as (made, _):
         yield made
 
 
@@ -113,16 +107,12 @@ def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
     patterns = ["[ab]{3,9}", "[0-9]{2,8}", "(xy)+", ""] * 3
     found: dict[int, list[str]] = {}
 
-    def ask(number: int, pattern: str) -> None:
+    def ask(number: int) -> None:
         body = {"model": "padded", "n": 2, "max_tokens": 10, "steps": 4, "seed": number}
-        reply = client.post("/v1/completions", json=body | ({"guided_regex": pattern} if pattern else {}))
-        found[number] = texts(reply)
+        own = {"guided_regex": patterns[number]} if patterns[number] else {}
+        found[number] = texts(client.post("/v1/completions", json=body | own))
 
-    threads = [threading.Thread(target=ask, args=each) for each in enumerate(patterns)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, len(patterns))
     for number, pattern in enumerate(patterns):
         assert all(re.fullmatch(pattern or ".*", text, re.DOTALL) for text in found[number])
 
@@ -215,11 +205,7 @@ def test_labels_of_requests_that_run_together(tmp_path: Path):
             with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
                 found[number] = texts(client.post("/v1/completions", json=body | asked[number]))
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(ask, len(asked))
         with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
             reply = client.post("/v1/completions", json=body | {"label": "ye"})
             unconditional = client.post("/v1/completions", json=body | {"guidance": 2})

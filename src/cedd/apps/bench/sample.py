@@ -125,12 +125,7 @@ def _time_ours(
     return SampleRow(pair, sampler, *shape, count, count, calls, 1000 * whole / count, whole, peak_gibibytes(device))
 
 
-def bench_sample(
-    options: BenchOptions,
-    say: Say = lambda _: None,
-    *,
-    textbook_steps: int = 20,
-) -> list[SampleRow]:
+def bench_sample(options: BenchOptions, say: Say = lambda _: None, *, textbook_steps: int = 20) -> list[SampleRow]:
     """A row for each shape, METHOD/PROCESS and sampler that can be combined, and one for the textbook of each shape.
 
     The textbook implementation also computes and draws the law of every position in float64. It is timed over

@@ -127,7 +127,6 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     name, model = requested_model(fields, registry, "write")
     prompts = fields.texts("prompt", limits.max_texts, limits.max_characters, [""]) or [""]
     suffix = fields.text("suffix", limits.max_characters, "")
-
     language = requested_language(fields, limits)
 
     def template(prompt: str, width: int) -> Template:
@@ -182,18 +181,12 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
 
     def chunk(number: int, record: Record) -> Record:
         if "step" not in record:
-            return {
-                **record,
-                "choices": [{**one, "text": sent[one["index"]].rest(one["text"])} for one in record["choices"]],
-            }
-        streams = sent[number * n : (number + 1) * n]
-        for stream, pieces in zip(streams, record["step"].get("texts", ()), strict=False):
-            stream.start(pieces)
-        for i, place, piece, *_ in record["step"]["edits"]:
-            streams[i].edit(place, piece)
+            choices = [{**one, "text": sent[one["index"]].rest(one["text"])} for one in record["choices"]]
+            return {**record, "choices": choices}
+        texts = new_texts(sent[number * n : (number + 1) * n], record["step"])
         choices = [
-            {"index": number * n + i, "text": stream.advance(), "logprobs": None, "finish_reason": None}
-            for i, stream in enumerate(streams)
+            {"index": number * n + i, "text": text, "logprobs": None, "finish_reason": None}
+            for i, text in enumerate(texts)
         ]
         return {**head, "choices": choices, "step": {"prompt": number, **record["step"]}}
 
@@ -219,6 +212,15 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
         for number, prompt in enumerate(prompts)
     ]
     return ParsedRequest(tasks, streams, chunk, joined)
+
+
+def new_texts(streams: Sequence[TextStream], step: Record) -> list[str]:
+    """Apply a step to the streams of its texts; the text that each can send now."""
+    for stream, pieces in zip(streams, step.get("texts", ()), strict=False):
+        stream.start(pieces)
+    for i, place, piece, *_ in step["edits"]:
+        streams[i].edit(place, piece)
+    return [stream.advance() for stream in streams]
 
 
 def check_logprobs(model: LanguageModel, name: str, tokens: int) -> None:
@@ -375,15 +377,10 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
                 for one in record["choices"]
             ]
             return {**own, "choices": ends, "usage": record["usage"]}
-        step = record["step"]
-        for stream, pieces in zip(sent, step.get("texts", ()), strict=False):
-            stream.start(pieces)
-        for i, place, piece, *_ in step["edits"]:
-            sent[i].edit(place, piece)
-        role = {"role": "assistant"} if "texts" in step else {}
+        role = {"role": "assistant"} if "texts" in record["step"] else {}
         choices = [
-            {"index": i, "delta": {**role, "content": stream.advance()}, "finish_reason": None}
-            for i, stream in enumerate(sent)
+            {"index": i, "delta": {**role, "content": text}, "finish_reason": None}
+            for i, text in enumerate(new_texts(sent, record["step"]))
         ]
         return {**own, "choices": choices}
 

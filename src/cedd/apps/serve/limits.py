@@ -34,11 +34,7 @@ class Limits:
                 raise ValueError(f"--{name.replace('_', '-')} must be above 0 (got {value})")
 
 
-KINDS = {
-    400: "invalid_request_error",
-    503: "server_busy",
-    504: "deadline_exceeded",
-}
+KINDS = {400: "invalid_request_error", 503: "server_busy", 504: "deadline_exceeded"}
 
 
 class RequestError(Exception):
