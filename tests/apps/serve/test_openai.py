@@ -35,6 +35,7 @@ def test_the_client_of_openai_completes_and_streams(server: tuple[str, object], 
     assert [choice.text for choice in several.choices[:2]] == [choice.text for choice in reply.choices]
     with pytest.raises(openai.UnprocessableEntityError, match="max_tokens must be"):
         client.completions.create(model="small", prompt="", max_tokens=1000)
+    client.close()
 
 
 @pytest.mark.slow
