@@ -171,7 +171,7 @@ def test_examples_work_as_they_stand(
     if name in NEED_A_MODEL and "english-char" not in pretrained_names():
         pytest.skip("no model comes with this copy of the package")
     quick = {
-        "evaluate": "--draws 1",
+        "evaluate": "--draws 1 --max-sequences 40",
         "infill": "--steps 2",
         "report": "--sequences 4 --draws 1 --samples 1",
         "sample": "--length 32 --steps 2",

@@ -364,6 +364,7 @@ def test_impossible_shapes_are_refused(changes, message):
         config_from_preset("tiny", vocab_size=5, has_mask=True, **changes)
 
 
+@pytest.mark.slow
 def test_the_compiler_reads_it_as_one_graph():
     """Nothing in the network's way stops it: checked by the compiler's reader alone, which takes a second."""
     torch.compiler.reset()

@@ -218,21 +218,21 @@ def test_guidance_by_a_prompt_has_the_law_of_texts_without_its_blocks(given: tup
 def test_guidance_by_a_prompt_beyond_the_context() -> None:
     """With two caches, of which each slides by itself; without; with recorded calls; in batches of several prompts."""
     model, held = network(), [2, 4, 11]
-    tokens = torch.randint(VOCABULARY, (3, 26), generator=torch.Generator().manual_seed(1))
-    fixed = Fixed(tokens, torch.arange(26) < torch.tensor(held)[:, None])
+    tokens = torch.randint(VOCABULARY, (3, 18), generator=torch.Generator().manual_seed(1))
+    fixed = Fixed(tokens, torch.arange(18) < torch.tensor(held)[:, None])
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": CONTEXT, "guidance": 2.5}
     how |= {"seeds": [5, 6, 7], "stop": (7,), "constraint": fixed}
-    found = sample(model, MASKS, (3, 26), **how)
-    assert torch.equal(found, sample(model, MASKS, (3, 26), cache=False, **how))
-    assert torch.equal(found, sample(AttentionOnly(model), MASKS, (3, 26), **how))
+    found = sample(model, MASKS, (3, 18), **how)
+    assert torch.equal(found, sample(model, MASKS, (3, 18), cache=False, **how))
+    assert torch.equal(found, sample(AttentionOnly(model), MASKS, (3, 18), **how))
     recorded: Any = GraphedBlocks(model, torch.float32, replayed)
-    assert torch.equal(found, sample(recorded, MASKS, (3, 26), deterministic=False, **how))
-    plain = sample(model, MASKS, (3, 26), **{**how, "guidance": None})
-    assert torch.equal(plain, sample(model, MASKS, (3, 26), **{**how, "guidance": 1.0}))
+    assert torch.equal(found, sample(recorded, MASKS, (3, 18), deterministic=False, **how))
+    plain = sample(model, MASKS, (3, 18), **{**how, "guidance": None})
+    assert torch.equal(plain, sample(model, MASKS, (3, 18), **{**how, "guidance": 1.0}))
     assert not torch.equal(plain, found)
     for row in range(3):
         one = Fixed(tokens[row : row + 1], fixed.where[row : row + 1])
-        alone = sample(model, MASKS, (1, 26), **{**how, "seeds": [5 + row], "constraint": one})
+        alone = sample(model, MASKS, (1, 18), **{**how, "seeds": [5 + row], "constraint": one})
         assert torch.equal(alone[0], found[row])
 
 

@@ -615,8 +615,10 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("causal_past", "shift", "start_row"),
     [
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, False, None), (False, True, None))),
-        (False, False, None),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((True, False, None), (False, True, None), (False, False, None))
+        ),
         (True, True, 3),
     ],
 )

@@ -137,6 +137,7 @@ def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_c
     assert "Constraint" not in str(caught.value)  # no names of classes
 
 
+@pytest.mark.slow
 def test_particles_write_texts_of_any_length(absorb: cedd.LanguageModel) -> None:
     """After prompts of any length, in a language across blocks, and towards a reward of texts."""
     seen: list[str] = []

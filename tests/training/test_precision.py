@@ -94,6 +94,7 @@ def test_only_products_inside_are_rounded():
         assert products_error() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
     """With units for it, up to rounding; without, to the bit."""
     for precision in ("float32", "bf16"):

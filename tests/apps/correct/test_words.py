@@ -743,6 +743,7 @@ def test_silent_letters_do_not_change_the_sound():
     assert [t.text for t in tokens_of("the 'umble man was risin' and don't rest") if t.elided] == ["umble", "risin"]
 
 
+@pytest.mark.slow
 def test_caches_are_bounded(lexicon, monkeypatch):
     """After 30 unknown words, 80 more take no additional memory."""
     monkeypatch.setattr(candidates, "CACHED_STRINGS", 4)
