@@ -108,13 +108,13 @@ class LanguageHooks(CellHooks):
         ways = CORRECTORS.get(trainer.method.name, {"": None})
         rows: dict[str, Any] = {way: {"texts": {}, "samples": {}} for way in ways}
         for way, corrector in ways.items():
-            for name, (blocks, protocol) in self.texts.items():
+            for name, (blocks, _) in self.texts.items():
                 drawn: dict[str, Any] = {"draws": self.arguments.draws, "corrector": corrector}
                 bounds = self.measured(trainer, model, blocks, bound="all", **drawn).bounds
                 rows[way]["texts"][name] = {kind: bound_record(estimate) for kind, estimate in bounds.items()}
                 arrays[key("bounds", way, name)] = bounds["tight"].per_sequence.numpy().astype(np.float32)
                 if way == "" and self.weighs_orders(trainer, name):
-                    weighted, values = self.weighted(trainer, model, blocks, protocol, bounds["tight"])
+                    weighted, values = self.weighted(trainer, model, name, bounds["tight"])
                     rows[way]["texts"][name]["importance"] = weighted
                     arrays[key("importance", way, name)] = values
                 if self.is_exact(trainer):
@@ -138,6 +138,8 @@ class LanguageHooks(CellHooks):
         file = self.arguments.extras(self.cell)
         with atomic_file(file) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
+        for weights in trainer.config.out.glob("orders-*.npz"):
+            weights.unlink()
         ended, config = time.perf_counter(), trainer.config
         return {
             "rows": rows,
@@ -181,17 +183,19 @@ class LanguageHooks(CellHooks):
         return asked and not trainer.process.can_shuffle
 
     def weighted(
-        self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, protocol: Mapping[str, Any], tight: BoundEstimate
+        self, trainer: Trainer, model: Backbone, text: str, tight: BoundEstimate
     ) -> tuple[dict[str, Any], NDArray[Any]]:
-        """The importance-weighted bound on some of the blocks (of ar, the exact likelihood), and what it is less than
-        `tight` on the same ones; its values."""
+        """The importance-weighted bound on some blocks of a text (of ar, the exact likelihood), and what it is less
+        than `tight` on the same ones; its values. Interrupted, it resumes from the weights in the run's folder."""
+        (blocks, protocol), orders = self.texts[text], self.arguments.orders
         began, which = time.perf_counter(), evenly_spaced(len(blocks), self.arguments.order_blocks)
-        options: dict[str, Any] = {"bound": "importance", "orders": self.arguments.orders, "batch": None}
+        checkpoint = trainer.config.out / f"orders-{text}-{len(which)}x{orders}.npz"
+        options: dict[str, Any] = {"bound": "importance", "orders": orders, "batch": None, "checkpoint": checkpoint}
         evaluation = self.measured(trainer, model, blocks[which], protocol, **options)
         found = evaluation.main
         less, error = mean_and_stderr(found.per_sequence - tight.per_sequence[which])
         record = bound_record(found) | {
-            "orders": self.arguments.orders,
+            "orders": orders,
             "protocol_sha256": evaluation.protocol["protocol_sha256"],
             "tight_of_blocks": float(tight.per_sequence[which].mean()),
             "less_tight": less,

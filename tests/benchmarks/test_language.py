@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import cedd
+from cedd.bounds.order_weights import WeightFile
 from cedd.data.packing import evenly_spaced
+from cedd.data.tokenizers import ByteTokenizer
 from cedd.storage import json_sha256
 from cedd.training.config import from_json
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
@@ -173,6 +179,42 @@ def test_a_cell_in_blocks_has_an_exact_likelihood_and_a_speed(benchmark, argumen
     assert "\n| cedd-star/absorb/4 | " in made["blocks-samples"]
     assert "\n| cedd-star/absorb/4 | " in made["blocks-speed"]
     assert "not yet" not in made["blocks-speed"]
+
+
+def test_orders_are_weighed_where_an_interrupted_run_stopped(benchmark, tmp_path, monkeypatch):
+    calls, most = [0], [12]
+
+    def network(x, sigma):
+        calls[0] += 1
+        if calls[0] > most[0]:
+            raise KeyboardInterrupt
+        return torch.nn.functional.one_hot(x, 257).double().cumsum(1)[..., :256] + sigma[:, None, None]
+
+    monkeypatch.setattr("cedd.evaluation.perplexity.WeightFile", partial(WeightFile, every=0.0))
+    monkeypatch.setattr("cedd.bounds.importance.tokens_at_once", lambda device: 20)
+    tokenizer = ByteTokenizer()
+    model = cedd.LanguageModel.from_network(network, cedd.absorb(tokenizer.vocab_size), "cedd", tokenizer, 5)
+    texts = {"books": (torch.randint(97, 99, (4, 5)), {})}
+    hooks = benchmark.LanguageHooks(None, arguments=benchmark.Arguments(orders=8, order_blocks=2), texts=texts)
+    precision = SimpleNamespace(autocast=nullcontext)
+
+    def weighted(out):
+        trainer = SimpleNamespace(
+            config=SimpleNamespace(out=out, length=5), train_step=SimpleNamespace(precision=precision)
+        )
+        return hooks.weighted(trainer, model.model, "books", SimpleNamespace(per_sequence=torch.zeros(4)))
+
+    monkeypatch.setattr(benchmark.LanguageHooks, "folder", lambda self, trainer, model_: model.folder)
+    with pytest.raises(KeyboardInterrupt):
+        weighted(tmp_path)
+    calls[0] = 0
+    record, values = weighted(tmp_path)
+    assert calls[0] == 10  # two of four batches of five steps were saved
+    (tmp_path / "whole").mkdir()
+    most[0] = 40
+    again, whole = weighted(tmp_path / "whole")
+    assert values.tolist() == whole.tolist()
+    assert record["by_orders"] == again["by_orders"]
 
 
 @pytest.mark.slow

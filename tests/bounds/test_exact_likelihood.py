@@ -132,7 +132,11 @@ def test_no_chance_is_infinite_and_small_chances_do_not_underflow():
         (cedd.absorb(3), [], "1 to 12"),
         (cedd.absorb(3), [0, 20], "must be distinct and in 0..19"),
         (cedd.absorb(3), [1, 1], "must be distinct"),
-        (cedd.absorb(3), [1.5], r"positions must be integers \(got \[1.5\]\)"),
+        (cedd.absorb(3), [1.5], r"positions must be a list of integers, such as \[3, 4\] \(got \[1.5\]\)"),
+        (cedd.absorb(3), [True, False], "positions must be a list of integers"),  # not the positions 0 and 1
+        (cedd.absorb(3), [[0, 1]], "positions must be a list of integers"),
+        (cedd.absorb(3), 3, "positions must be a list of integers"),
+        (cedd.absorb(3), None, "positions must be a list of integers"),
     ],
 )
 def test_what_makes_no_sense_is_refused(process, positions, message):

@@ -94,6 +94,8 @@ def test_runs_are_compared_on_the_same_orders_and_ar_is_exact(runs, words, capsy
     again = record(capsys, str(runs["first"]), str(runs["first"]), *words, "--orders", "2")
     assert again["comparison"]["difference_nats_per_token"] == 0.0
     assert main(["evaluate", str(runs["first"]), str(runs["causal"]), *words, "--orders", "2"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "The perplexity is exact, because the model is autoregressive." in output
 
 
 def test_the_command_resumes_and_adapts(runs, words, tmp_path: Path, capsys) -> None:
@@ -141,7 +143,8 @@ def test_tokens_are_written_with_what_they_cost(name: str, runs, words, tmp_path
         ("first", ("--bound", "tight", "--checkpoint", "w.npz"), "--checkpoint has no effect without --bound"),
         ("first", ("--bound", "tight", "--tokens", "t.jsonl"), "--tokens needs --bound importance"),
         ("first", ("--tokens", "t.txt"), "t.txt"),
-        ("first", ("--time-floor", "1e-3"), "takes no time_floor"),
+        ("first", ("--time-floor", "1e-3"), "--time-floor has no effect with --bound importance"),
+        ("first", ("--corrector", "1"), "--corrector has no effect with --bound importance"),
     ],
 )
 def test_what_makes_no_sense_ends_in_one_line(name: str, options, message: str, runs, words, capsys) -> None:

@@ -47,9 +47,10 @@ from cedd.bounds.importance import importance_bound
 from cedd.bounds.options import BoundOptions, Progress, Sampling
 from cedd.bounds.order_weights import WeightFile
 from cedd.device import model_device
-from cedd.dynamics import Bound, Corrector, Dynamics
+from cedd.dynamics import BOUNDS, Bound, Corrector, Dynamics
 from cedd.dynamics.path import Target
 from cedd.methods import Method, get_method, model_first
+from cedd.names import suggestion
 from cedd.network import AnyModel, Network, evaluating
 from cedd.process import TokenProcess
 
@@ -160,6 +161,8 @@ def estimate_bound(
     if bound == "exact" and method.dynamics.noisy:
         _refuse_unused(bound, options, "tolerance")
         return _exact_in_orders(model, process, data, method, options, conditions)
+    if bound not in (*BOUNDS, "exact"):
+        raise ValueError(f"unknown bound {bound!r}{suggestion(bound, (*BOUNDS, 'importance', 'exact'))}")
     one: Bound = "tight" if bound == "exact" else bound  # which is exact for autoregressive methods
     return _estimates(model, process, data, [(one, time_floor)], method, options, conditions)[0]
 

@@ -42,8 +42,7 @@ class BoundOptions:
 
     def __post_init__(self) -> None:
         for name in ("orders", "draws", "max_draws", "batch"):
-            if (value := getattr(self, name)) is not None and not (isinstance(value, Integral) and int(value) >= 1):
-                raise ValueError(f"{name} must be at least 1 (got {value!r})")
+            check_at_least_one(name, getattr(self, name))
         check_tolerance(self.tolerance)
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds must be positive (got {self.seconds!r})")
@@ -57,3 +56,9 @@ class BoundOptions:
         """Keyword arguments as options, and the others as conditions of the network."""
         own = {field.name: arguments.pop(field.name) for field in fields(BoundOptions) if field.name in arguments}
         return BoundOptions(**own), arguments
+
+
+def check_at_least_one(name: str, value: object) -> None:
+    """Raise a ValueError for a number that is neither None nor an integer of at least 1."""
+    if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
+        raise ValueError(f"{name} must be an integer, at least 1 (got {value!r})")

@@ -161,6 +161,8 @@ def _meaning(estimate: BoundEstimate, method: Method) -> list[str]:
     law = (
         f"under {first_hitting_law(method)}. Samplers that reveal several positions per call have other distributions."
     )
+    if not method.dynamics.noisy:
+        return ["The perplexity is exact, because the model is autoregressive."]
     if isinstance(estimate, ImportanceEstimate):
         most = f"at most {shown(estimate.perplexity, 2)} (K = {estimate.orders}), in expectation"
         return [f"The perplexity is {most}, {law}", _from_below(estimate)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -82,17 +83,22 @@ class EvaluationOptions:
                 raise ValueError(f"--{option.replace('_', '-')} must be at least 1 (got {value})")
         if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these
             raise ValueError(f"--seed must be between 0 and 2^63 - 1 (got {self.seed})")
-        for option in ("orders", "seconds", "checkpoint"):
-            if getattr(self, option) is not None and self.bound != "importance":
-                raise ValueError(f"--{option} has no effect without --bound importance")
-        if self.draws != DRAWS and self.bound in ("importance", "exact"):
-            raise ValueError(f"--draws has no effect with --bound {self.bound}")
+        for option, why in self._without_effect():
+            if getattr(self, option) != getattr(type(self), option):
+                raise ValueError(f"--{option.replace('_', '-')} has no effect {why}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"--seconds must be positive (got {self.seconds})")
         if self.label is not None and self.labels is not None:
             raise ValueError("give --label or --labels, not both")
-        if self.order is not None and (self.label or self.labels) is not None:
+        if self.order is not None and (self.label is not None or self.labels is not None):
             raise ValueError("--order cannot be used with labels")
-        for option in ("steps", "temperature", "top_p"):
-            if getattr(self, option) is not None and self.order is None:
-                raise ValueError(f"--{option.replace('_', '-')} has no effect without --order")
+
+    def _without_effect(self) -> Iterator[tuple[str, str]]:
+        """The options that have no effect together with the others, and why."""
+        if self.bound != "importance":
+            yield from ((option, "without --bound importance") for option in ("orders", "seconds", "checkpoint"))
+        if self.bound in ("importance", "exact"):
+            unused = ("draws", "sampling", "time_floor", "corrector")
+            yield from ((option, f"with --bound {self.bound}") for option in unused)
+        if self.order is None:
+            yield from ((option, "without --order") for option in ("steps", "temperature", "top_p"))

@@ -447,7 +447,8 @@ class LanguageModel(LoadedModel):
             prompt: the text before the answer; may be empty.
             answers: the answers.
             draws: noisy versions of each answer. Answers are short if the exact value takes at most twice as many
-                evaluations: up to 4 tokens for the default of 8. Protocols have their own default, 128.
+                evaluations: up to 4 tokens for the default of 8, or none for networks with a time input, which need at
+                least 18 draws for one token. Protocols have their own default, 128.
             seed: seed of times and noise.
             protocol: the estimator of another project: llada, dream or dream-ar (`cedd.evaluation.protocols`).
             guidance: w of classifier-free guidance in a protocol: logits un + (w + 1) (c - un), where un has the prompt
