@@ -49,6 +49,7 @@ def test_a_regular_expression_for_each_blank(absorb: str, capsys):
         (["sample", "ABSORB", "--regex", "((a{0,100}){0,100}){0,100}"], "can match a text in too many ways"),
         (["sample", "ABSORB", "--json-schema", "SCHEMA"], "JSON schema at patternProperties: not supported"),
         (["sample", "ABSORB", "--json-schema", "/nowhere.json"], "file not found: /nowhere.json"),
+        (["sample", "ABSORB", "--json-schema", "BINARY"], "binary.json is not UTF-8 text: convert it to UTF-8 first"),
         (["sample", "RUN", "--regex", "a+", "--length", "5"], "needs a model that only masks (process absorb)"),
         (["sample", "ABSORB", "--regex", "a+", "--sampler", "gibbs"], "the sampler gibbs cannot write texts under a"),
         (["infill", "ABSORB", "a ____{3} b", "--regex", "a{9}"], "no text of 3 tokens satisfies regex('a{9}')"),
@@ -71,7 +72,9 @@ def test_a_regular_expression_for_each_blank(absorb: str, capsys):
 def test_one_line_for_bad_constraints(words: list[str], message: str, run: str, absorb: str, tmp_path: Path, capsys):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "object", "patternProperties": {}}))
-    named = {"RUN": run, "ABSORB": absorb, "SCHEMA": str(schema)}
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe")
+    named = {"RUN": run, "ABSORB": absorb, "SCHEMA": str(schema), "BINARY": str(binary)}
     assert main([named.get(word, word) for word in words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("cedd: error: ")

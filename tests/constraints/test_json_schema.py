@@ -217,6 +217,9 @@ def test_dates_are_real():
         ("ipv4", ["0.0.0.0", "255.249.99.1"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
         ("uuid", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
         ("time", ["23:59:59Z", "00:00:00+01:00"], ["24:00:00Z", "12:00:00"]),
+        ("ipv6", ["0:1:2:3:4:5:6:7", "2001:db8:0:0:0:0:0:1"], ["0:1:2:3:4:5:6", "::1", "12345:1:2:3:4:5:6:7"]),
+        ("duration", ["P3Y6M4DT12H30M5S", "PT20M", "P1W", "P1M"], ["P", "PT", "P1YT", "P1Y2D", "P1W2D", "1D"]),
+        ("hostname", ["a", "www.a-b.de", "0" * 32], ["a--b", "-a", "a-", "a..b", ".a", "0" * 64]),
         ("email", ["a@b.de", "a.b+c@d-e.org"], ["a@b", "@b.de", ".a@b.de"]),
     ],
 )
@@ -252,7 +255,7 @@ def test_formats(name, inside, outside):
         ({"type": "object", "properties": {}, "required": 5}, r"at required: must be a list of names \(got 5\)"),
         ({"type": "object", "properties": {"a": True}, "required": "a"}, "at required: must be a list of names"),
         ({"type": "object", "properties": [1]}, "at properties: must be an object"),
-        ({"type": "string", "format": "hostname"}, "at format: must be one of"),
+        ({"type": "string", "format": "uri"}, "at format: must be one of"),
         ({"type": "string", "format": []}, "at format: must be one of"),
         ({"type": "string", "pattern": "(?=a)"}, r"at pattern: regular expression '\(\?=a\)': look-ahead"),
         ({"type": "string", "pattern": 5}, "at pattern: a regular expression must be a string"),

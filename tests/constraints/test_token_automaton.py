@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from cedd.constraints import TokenTexts, choice, compile_tokens, regex
+from cedd.constraints import ByteAutomaton, TokenTexts, choice, compile_tokens, regex, token_automaton
 from cedd.data.text import never_written
 from cedd.data.tokenizers import (
     BERTTokenizer,
@@ -185,6 +185,26 @@ def test_many_pairs_are_followed_in_parts(monkeypatch):
     assert sorted(map(sorted, grouped(whole.classes))) == sorted(map(sorted, grouped(parts.classes)))
     assert whole.num_states == parts.num_states
     assert len(whole.transitions.source) == len(parts.transitions.source)
+
+
+def test_tokens_that_no_state_distinguishes_are_followed_once(monkeypatch):
+    """All letters lead from every state to the same, so only the number of letters of a token counts."""
+    words = [bytes(word) for n in (1, 2, 3) for word in itertools.product(b"abcdefgh", repeat=n)]
+    given = list[int]()
+    walk = token_automaton._walk
+    monkeypatch.setattr(
+        token_automaton, "_walk", lambda a, contents, s: given.append(len(contents)) or walk(a, contents, s)
+    )
+    automaton = compile_tokens(regex("[a-h]{0,1000}").automaton, TokenTexts(words), may_end=False)
+    assert given == [3]
+    assert automaton.matches([0, 100, 500])
+
+
+def test_every_byte_may_be_in_a_text():
+    table = np.array([[0] * 256, [1] * 256], dtype=np.int32)
+    texts = TokenTexts([bytes([byte]) for byte in range(256)])
+    automaton = compile_tokens(ByteAutomaton(table, np.array([False, True])), texts, may_end=False)
+    assert automaton.matches([0, 97, 255])
 
 
 def grouped(classes: np.ndarray) -> list[list[int]]:

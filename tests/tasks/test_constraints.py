@@ -159,6 +159,7 @@ def test_autoregressive_models(tmp_path):
     [
         (lambda m: m.generate(constraint=regex("[a-z]{30}")), "no text of 24 tokens satisfies .*; the nearest take 30"),
         (lambda m: m.generate(length=2, constraint=choice(["yes"])), "no text of 2 tokens .*; the nearest take 3"),
+        (lambda m: m.generate(constraint=regex("")), "no text of 1 token satisfies .*; the nearest take 0"),
         (lambda m: m.generate(constraint=regex("é")), "the tokenizer lacks its characters"),
         (lambda m: m.generate(constraint=cedd.constraints.intersect(regex("a"), length(2))), "no text satisfies"),
         (lambda m: m.infill("____ a", constraint=regex("a{5}")), "no text of 4 tokens satisfies"),

@@ -73,7 +73,10 @@ def constraints_of(options: ConstraintOptions) -> list[Language]:
         raise UserError(f"{names[1]} and {names[0]} cannot be combined; use one of them")
     made = [regex(pattern) for pattern in options.regex or ()]
     if options.json_schema is not None:
-        made = [json_schema(options.json_schema.read_text(encoding="utf-8").strip())]
+        try:
+            made = [json_schema(options.json_schema.read_text(encoding="utf-8-sig").strip())]
+        except UnicodeDecodeError:
+            raise ValueError(f"{options.json_schema} is not UTF-8 text: convert it to UTF-8 first") from None
     if options.choices is not None:
         if not options.choices:
             raise UserError("--choices needs at least one text")

@@ -170,6 +170,40 @@ def compile_tokens(automaton: ByteAutomaton, texts: TokenTexts, *, may_end: bool
         texts: the bytes of the tokens.
         may_end: whether a text may end before the tokens do, by one of `texts.ends`.
     """
+    distinct, which = _distinct(automaton, texts)
+    made = _compiled(automaton, distinct, may_end)
+    return replace(made, classes=made.classes[which])
+
+
+def _distinct(automaton: ByteAutomaton, texts: TokenTexts) -> tuple[TokenTexts, NDArray[np.intp]]:
+    """The texts without those of tokens whose transitions another token has too, and the number of each token in them.
+
+    Bytes that lead from every state to the same state are replaced by the first such byte, after which most tokens have
+    the text of another one.
+    """
+    first: dict[bytes, int] = {}
+    names = bytes(first.setdefault(automaton.table[:, byte].tobytes(), byte) for byte in range(256))
+    dead = set(range(256)).difference(np.flatnonzero(automaton.table.any(0)).tolist())
+
+    def named(content: bytes | None) -> bytes | None:
+        text = content.translate(names) if content else None
+        return None if text and dead.intersection(text) else text
+
+    numbers: dict[tuple[bytes | None, bytes | None, bool], int] = {}
+    ends, beginnings = set(texts.ends), texts.beginnings or [None] * len(texts.contents)
+    which = [
+        numbers.setdefault((named(content), named(beginning), token in ends), len(numbers))
+        for token, (content, beginning) in enumerate(zip(texts.contents, beginnings, strict=True))
+    ]
+    contents, beginnings, is_end = zip(*numbers, strict=True)
+    kept = TokenTexts(
+        contents, None if texts.beginnings is None else beginnings, tuple(np.flatnonzero(is_end).tolist())
+    )
+    return kept, np.array(which)
+
+
+def _compiled(automaton: ByteAutomaton, texts: TokenTexts, may_end: bool) -> TokenAutomaton:
+    """`compile_tokens` for texts that differ."""
     begin = START if texts.beginnings is None else len(automaton)
     accepting = automaton.accepting
     few: list[Transitions] = []

@@ -96,7 +96,7 @@ def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, l
         return template
     most = min(lengths[-1], 2 * lengths[0] + 16)
     longest = max(count for count in lengths if count <= most)
-    size = before + min(longest + bool(loaded.tokenizer.ends), room)
+    size = max(1, before + min(longest + bool(loaded.tokenizer.ends), room))
     return prompt_template(loaded, prompt, size).in_languages([language], may_end=True)
 
 

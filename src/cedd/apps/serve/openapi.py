@@ -53,7 +53,7 @@ MEANINGS: Mapping[str, str] = {
     "steps": "Number of sampling steps. Default: the model's own.",
     "stop": "String at which the text ends, or a list of strings.",
     "stream": "Whether to stream the response as server-sent events, one per step.",
-    "structured_outputs": "One of json, regex and choice; the same as guided_json, guided_regex and guided_choice.",
+    "structured_outputs": "json, regex or choice, as guided_json, guided_regex and guided_choice, or json_object.",
     "suffix": "Text that follows the generated text.",
     "suggest": "Number of candidates to list for each suspicious word.",
     "temperature": "Sampling temperature; 0 always takes the most probable token. Default: the model's own.",

@@ -1,7 +1,7 @@
 """The fields by which clients of vLLM and OpenAI ask for structured output, as a language.
 
 guided_regex, guided_choice, guided_json             vLLM's
-structured_outputs: {"regex" | "choice" | "json"}    vLLM's newer form of the same
+structured_outputs: {"regex" | "choice" | "json"}    vLLM's newer form of the same, or {"json_object": true}
 response_format: {"type": "json_schema", "json_schema": {"schema": ...}}, or {"type": "json_object"}
 """
 
@@ -16,6 +16,7 @@ from cedd.constraints import Language, choice, json_schema, regex
 
 MAKERS: Mapping[str, Callable[[Any], Language]] = {"regex": regex, "choice": choice, "json": json_schema}
 MAX_CHOICES = 1000
+ANY_OBJECT = {"type": "object"}
 _NAMES = (b"guided_", b"structured_outputs", b"response_format")
 
 
@@ -59,9 +60,12 @@ def _structured_outputs(record: Any) -> tuple[str, Any]:
     """The kind of a constraint, and the constraint."""
     if record is None:
         return "", None
-    if not isinstance(record, dict) or len(record) != 1 or next(iter(record)) not in MAKERS:
-        reject("structured_outputs must have one of the fields json, regex and choice")
-    return next(iter(record.items()))
+    given = {name: value for name, value in record.items() if value not in (None, False)}  # vLLM's defaults
+    if given == {"json_object": True}:
+        return "json", ANY_OBJECT
+    if len(given) != 1 or next(iter(given)) not in MAKERS:
+        reject("structured_outputs must have one of the fields json, json_object, regex and choice")
+    return next(iter(given.items()))
 
 
 def _response_format(record: Any) -> tuple[str, Any]:
@@ -69,7 +73,7 @@ def _response_format(record: Any) -> tuple[str, Any]:
     if record is None or (kind := record.get("type")) == "text":
         return "", None
     if kind == "json_object":
-        return "json", {"type": "object"}
+        return "json", ANY_OBJECT
     form = record.get("json_schema")
     if kind != "json_schema" or not isinstance(form, dict) or "schema" not in form:
         reject('response_format must be {"type": "json_schema", "json_schema": {"schema": ...}}, json_object or text')
