@@ -2,6 +2,7 @@
 
     python benchmarks/english.py --corpus corpus --prepare --workers 8
     python benchmarks/english.py --corpus corpus --seconds 470 --export english
+    python benchmarks/english.py --corpus corpus --seconds 1500 --block 16 --export writer
 
 The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz`, or other texts. --prepare trains a byte-level BPE on
 every eighth part of it, packs the text into tokens and ends; it needs no GPU. Then the network is trained for
@@ -52,7 +53,7 @@ ABOUT = """\
 447 English books from Project Gutenberg, in the public domain, and a collection of English Wikipedia articles, under
 CC BY-SA, which share no 13 words in a row with the usual evaluation sets; one document in 200 is held out. War and
 Peace, Pride and Prejudice and Crime and Punishment are in neither. The licence named above, Apache 2.0, is that of the
-weights. One NVIDIA H200, 8 minutes."""
+weights. One NVIDIA H200, {minutes:.0f} minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,8 @@ class Arguments:
     """Held-out sequences per file for the bound."""
     length: int = 128
     """Tokens per sequence."""
+    block: int | None = None
+    """Tokens per block, in block diffusion. None: no blocks."""
     width: int = 512
     """Width of the network."""
     depth: int = 7
@@ -173,6 +176,7 @@ def recipe(arguments: Arguments) -> TrainConfig:
         out=arguments.out,
         model=replace(usual.model, **shape, time_input="none", conditioning_width=8),
         length=arguments.length,
+        block=arguments.block,
         text=DataConfig(tokenizer=f"bpe:{arguments.tokens}", holdout=arguments.holdout, holdout_by="documents"),
         optimizer=replace(usual.optimizer, warmup=arguments.warmup, ema=0.996),
         batch=replace(usual.batch, size=arguments.batch, lowest_time=0.05, highest_time=0.95, cut="anew"),
@@ -198,8 +202,10 @@ def train(arguments: Arguments) -> int:
 
 def export(arguments: Arguments, words: list[str]) -> int:
     """The model as it is shipped."""
+    assert arguments.export is not None
     command = shlex.join(["python", "benchmarks/english.py", "--corpus", "corpus", *public(words)])
-    said = ["--title", "english", "--about", ABOUT, "--command", command]
+    about = ABOUT.format(minutes=arguments.seconds / 60)
+    said = ["--title", arguments.export.name, "--about", about, "--command", command]
     return cedd(
         ["export", str(arguments.out), "--out", str(arguments.export), "--weights", "deflated", "--force", *said]
     )

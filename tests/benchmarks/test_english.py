@@ -34,12 +34,14 @@ def test_lines_of_books_are_joined_and_held_out_documents_are_left_out(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+@pytest.mark.parametrize("block", [None, 4])
+def test_a_model_is_trained_and_exported(block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """All of it on the CPU, with the number of steps chosen; the exported weights are nearly as good."""
     small = "--tokens 300 --thinning 2 --holdout 0.1 --blocks 4 --length 16 --width 32 --depth 1 --heads 1 --batch 4"
     places = {"corpus": corpus(tmp_path / "corpus"), "out": tmp_path / "run", "cache": tmp_path / "cache"}
     words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     words += [*small.split(), "--warmup", "20", "--seconds", "3", "--device", "cpu"]
+    words += [] if block is None else ["--block", str(block)]
     monkeypatch.setattr(sys, "argv", ["english.py", *words, "--prepare"])
     assert english.main() == 0
     assert json.loads(capsys.readouterr().out)["train"]["documents"] == 72
@@ -55,6 +57,10 @@ def test_a_model_is_trained_and_exported(tmp_path: Path, monkeypatch: pytest.Mon
     assert model.reads_passages
     assert model.tokenizer.vocab_size == 300
     assert "benchmarks/english.py --corpus corpus --tokens 300" in (tmp_path / "english" / "README.md").read_text()
+    if block is not None:
+        assert model.method.block == block
+        assert model.generate(prompt="It was a ", length=40)[0].startswith("It was a ")
+        return
     text = model.infill("It was a ____{1} and stormy night", seed=0)
     assert text.startswith("It was a ")
     assert text.endswith(" and stormy night")

@@ -593,7 +593,7 @@ def test_spans_of_languages_begin_and_end_within_blocks(sampler: str) -> None:
 def test_what_is_not_possible_is_refused_in_one_line() -> None:
     model = network()
     where = torch.arange(12) == 9
-    with pytest.raises(ValueError, match="takes a prompt, not text in a later block than a blank"):
+    with pytest.raises(ValueError, match="no text can be given in a block after one with a blank"):
         sample(model, MASKS, (1, 12), method=IN_BLOCKS, constraint=Fixed(torch.zeros(12).long(), where))
 
     class Joint(JointConstraint):

@@ -113,7 +113,7 @@ def test_until_the_end_of_the_text(tmp_path: Path) -> None:
 
 def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
     assert absorb.infill("The cat ____{9}", seed=1, steps=2).startswith("The cat ")
-    with pytest.raises(ValueError, match="takes a prompt, not text in a later block than a blank"):
+    with pytest.raises(ValueError, match="no text can be given in a block after one with a blank"):
         absorb.infill("The ____{8} sat on the mat.", seed=1)
 
 

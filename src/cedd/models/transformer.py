@@ -48,7 +48,8 @@ from cedd.models.kernels.attention import (
 )
 from cedd.models.kernels.gelu import linear_gelu
 from cedd.models.kernels.matmul import matmul_dtype
-from cedd.models.kernels.rotation import rotary_tables
+from cedd.models.kernels.packed import PackedWeights
+from cedd.models.kernels.rotation import Product, linear, rotary_tables
 from cedd.models.residual_stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
 from cedd.models.transformer_config import BASE, FREQUENCIES
 from cedd.models.transformer_config import SIZES as SIZES
@@ -84,6 +85,10 @@ class KVCache:
     keys: Tensor  # [depth, B, H, positions, head width]
     values: Tensor
     length: int = 0
+    packed: PackedWeights | None = None
+    """The network's weights in another order, for calls with few tokens of one sequence."""
+    modulations: list[Modulation] | None = None
+    """Those of all calls, if they do not depend on time."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, H, n, head width] of a layer; returns all of that layer's."""
@@ -120,6 +125,10 @@ class _CacheAt(KVCache):
         return self.keys[layer], self.values[layer]
 
 
+def _product(cache: KVCache | None) -> Product:
+    return linear if cache is None or cache.packed is None else cache.packed.product
+
+
 class Attention(nn.Module):
     """Multi-head attention to all positions, or to those up to its own if causal."""
 
@@ -143,7 +152,8 @@ class Attention(nn.Module):
         if values is None and cache is None and visible is None:
             values = attend(x, self.qkv, self.heads, rotation, self.causal, self.largest_score)
         elif values is None:
-            heads = project(x, self.qkv, self.heads, rotation, self.largest_score)  # each [B, H, L, D/H]
+            product = _product(cache)
+            heads = project(x, self.qkv, self.heads, rotation, self.largest_score, product)  # each [B, H, L, D/H]
             if cache is not None:
                 keys, values = cache.append(self.layer, heads.keys, heads.values)
                 heads = heads._replace(keys=keys, values=values)
@@ -151,7 +161,7 @@ class Attention(nn.Module):
                 values = attend_visible(heads, visible, tiles)
             else:
                 values = attention(*heads, **self._which(x, cache)).transpose(1, 2)
-        return self.output(values.flatten(2))
+        return _product(cache)(values.flatten(2), self.output)
 
     def _after(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: _CacheAt) -> Tensor | None:
         """Attention at the positions of the cache in one kernel; None where there is none."""
@@ -182,8 +192,9 @@ class MLP(nn.Module):
         self.hidden = nn.Linear(config.width, config.mlp_ratio * config.width, bias=config.mlp_bias)
         self.output = nn.Linear(config.mlp_ratio * config.width, config.width, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output(linear_gelu(x, self.hidden))
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        product = _product(cache)
+        return product(linear_gelu(x, self.hidden, product), self.output)
 
 
 class Block(nn.Module):
@@ -211,7 +222,7 @@ class Block(nn.Module):
         tiles: BlockMask | None = None,
     ) -> ResidualStream:
         x = x + first.gated(self.attention(self.attention_norm(x, first), rotation, cache, visible, tiles))
-        return x + second.gated(self.mlp(self.mlp_norm(x, second)))
+        return x + second.gated(self.mlp(self.mlp_norm(x, second), cache))
 
 
 def _norm(config: TransformerConfig) -> AdaptiveNorm:
@@ -332,7 +343,7 @@ class TransformerStack(nn.Module):
         rotation = self.cosine[positions], self.sine[positions]
         visible = None if attention is None else attention.visible
         dropout = self.training and config.dropout > 0
-        modulations = prepare_branches(self._modulations(sigma, label), where, x_t.device, dropout)
+        modulations = prepare_branches(self._modulations_of(cache, sigma, label), where, x_t.device, dropout)
 
         x = ResidualStream(self.embedding(x_t).to(self._residual_dtype(x_t.device.type)))
         for block, first, second in zip(self.blocks, modulations[:-1:2], modulations[1::2], strict=True):
@@ -343,6 +354,15 @@ class TransformerStack(nn.Module):
         if cache is not None:
             cache.length = past + x_t.shape[1]
         return self.norm(x, modulations[-1])
+
+    def _modulations_of(self, cache: KVCache | None, sigma: Tensor | None, label: Tensor | None) -> list[Modulation]:
+        """The modulations of a call; a cache keeps them if they are the same in all calls."""
+        constant = self.conditioning is not None and not self.conditioning.time_conditioned and label is None
+        if cache is None or cache.packed is None or not constant or torch.is_grad_enabled():
+            return self._modulations(sigma, label)
+        if cache.modulations is None:
+            cache.modulations = self._modulations(sigma, label)
+        return cache.modulations
 
     def _modulations(self, sigma: Tensor | None, label: Tensor | None) -> list[Modulation]:
         """One for each branch, and one for the last norm."""
@@ -441,7 +461,8 @@ class Transformer(Backbone):
         head_width = config.width // config.heads
         shape = (config.depth, batch, config.heads, length or config.length, head_width)
         keys = torch.zeros(shape, dtype=dtype, device=weight.device)
-        return KVCache(keys, torch.zeros_like(keys))
+        packs = batch == 1 and not config.causal and PackedWeights.helps(weight)
+        return KVCache(keys, torch.zeros_like(keys), packed=PackedWeights() if packs else None)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the two costly parts in place: the backbone as one graph, and the losses of the head's rows.

@@ -218,4 +218,7 @@ def _check_prompts(held: Tensor) -> None:
     free = ~held.all(2)
     after = free.cumsum(1) - free.long() > 0  # a block before is written
     if bool((held.any(2) & after).any()):
-        raise ValueError("a block diffusion model takes a prompt, not text in a later block than a blank")
+        raise ValueError(
+            "a block diffusion model writes from left to right, so no text can be given in a block after one with a "
+            "blank; use a model without blocks"
+        )

@@ -150,5 +150,5 @@ def ends_of_text(loaded: LoadedModel) -> tuple[int, ...]:
     """The tokens that end a text, the first of which ends a document."""
     tokenizer = loaded.tokenizer
     if tokenizer.eos_id is None:
-        raise ValueError(f"the tokenizer {tokenizer.name} has no end-of-text token; give a length instead")
+        raise ValueError(f"the tokenizer {tokenizer.name} has no end-of-text token, so texts cannot end early")
     return tokenizer.stops if isinstance(tokenizer, JSONTokenizer) else (tokenizer.eos_id,)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from cedd.device import runs_alone, takes_kernels
 from cedd.models.kernels import EPSILON, at_least_float32
 from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
-from cedd.models.kernels.rotation import Heads, project_and_rotate
+from cedd.models.kernels.rotation import Heads, Product, linear, project_and_rotate
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -85,11 +85,16 @@ def attend_after(
 
 
 def project(
-    x: Tensor, projection: nn.Linear, heads: int, rotation: tuple[Tensor, Tensor], largest_score: float | None = None
+    x: Tensor,
+    projection: nn.Linear,
+    heads: int,
+    rotation: tuple[Tensor, Tensor],
+    largest_score: float | None = None,
+    product: Product = linear,
 ) -> Heads:
     """Rotated queries and keys, and values, of x [B, L, D]; with a largest score, queries and keys are normalized so
     that q·k / sqrt(W) never exceeds it."""
-    queries, keys, values = project_and_rotate(x, projection, heads, *rotation)
+    queries, keys, values = project_and_rotate(x, projection, heads, *rotation, product)
     if largest_score is None:
         return Heads(queries, keys, values)
     width = values.shape[-1]

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from cedd.device import runs_alone
 from cedd.models.kernels import at_least_float32
+from cedd.models.kernels.rotation import Product, linear
 from cedd.models.transformer_config import GELU
 
 A, B = GELU
@@ -37,12 +38,12 @@ def gelu(x: Tensor) -> Tensor:
     return made
 
 
-def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """gelu(linear(x)). On a GPU, in half precision and without gradients, it is one kernel: cuBLAS applies the GELU to
+def linear_gelu(x: Tensor, layer: nn.Linear, product: Product = linear) -> Tensor:
+    """gelu(layer(x)). On a GPU, in half precision and without gradients, it is one kernel: cuBLAS applies the GELU to
     its sums before they are rounded, without another pass over [.., D]."""
-    weight, bias = linear.weight, linear.bias
+    weight, bias = layer.weight, layer.bias
     if not (runs_alone() and x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2):
-        return gelu(linear(x))
+        return gelu(product(x, layer))
     return product_with_gelu(x, weight, bias)
 
 

@@ -44,6 +44,10 @@ def add_and_norm(
 
         return add_and_norm_kernel(x, branch, gate, shift, scale, dropped, seed)
     x, branch, gate = x.contiguous(), branch.to(x.dtype), gate.to(x.dtype)
+    if not (torch.is_grad_enabled() or dropped or torch.compiler.is_compiling()):
+        added = torch.addcmul(x, branch, gate)
+        normed = F.layer_norm(at_least_float32(added), x.shape[-1:], eps=EPSILON)
+        return added, torch.addcmul(at_least_float32(shift), normed, 1 + at_least_float32(scale)).to(x.dtype)
     made = _AddAndNorm.apply(x, branch, gate, shift, scale, dropped_entries(x, dropped), dropout_scale(dropped))
     assert isinstance(made, tuple)
     return made

@@ -16,6 +16,7 @@ in place. q·k does not depend on the order of the entries.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,14 @@ from torch.autograd.function import once_differentiable
 
 from cedd.device import runs_alone, takes_kernels
 from cedd.models.transformer_config import BASE
+
+Product = Callable[..., Tensor]
+
+
+def linear(x: Tensor, layer: nn.Linear, order: Tensor | None = None) -> Tensor:
+    """layer(x) [..., D], with its entries in this order [D]."""
+    made = layer(x)
+    return made if order is None else made.index_select(-1, order)
 
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
@@ -47,13 +56,15 @@ class Heads(NamedTuple):
     values: Tensor
 
 
-def project_and_rotate(x: Tensor, projection: nn.Linear, heads: int, cosine: Tensor, sine: Tensor) -> Heads:
+def project_and_rotate(
+    x: Tensor, projection: nn.Linear, heads: int, cosine: Tensor, sine: Tensor, product: Product = linear
+) -> Heads:
     """Queries and keys of x [B, L, D], rotated by the tables of their positions, and values."""
     weight, plain = projection.weight, (torch.float32, torch.float64)
     if x.device.type == "cpu" and x.dtype in plain and x.dtype == weight.dtype and not _is_traced():
         if not torch.is_grad_enabled() and x.shape[:2].numel() < x.shape[2]:
             # Of few positions, as in a block after a cache, the entries are put in order and not the weight.
-            qkv = F.linear(x, weight).index_select(-1, _paired(heads, cosine.shape[-1]))
+            qkv = product(x, projection, _paired(heads, cosine.shape[-1]))
             return Heads(*_rotate_pairs(qkv, _rotations(heads, cosine, sine, x.dtype)))
         rotated = _ProjectAndRotate.apply(x, weight, heads, cosine, sine)
         assert isinstance(rotated, tuple)
@@ -135,8 +146,9 @@ class _ProjectAndRotate(torch.autograd.Function):
         return d_x, torch.empty_like(d_weight).index_copy_(0, order, d_weight), None, None, None
 
 
+@functools.lru_cache(maxsize=1)
 def _rotations(heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(i angle) for q and k, [L, 2, H, W/2], from the tables."""
+    """exp(i angle) for q and k, [L, 2, H, W/2], from the tables. All layers use the same."""
     half = cosine.shape[-1] // 2
     rotations = torch.complex(cosine[:, :2, :, :half], sine[:, :2, :, half:]).to(dtype.to_complex())
     return rotations.expand(-1, -1, heads, -1).contiguous()
