@@ -171,6 +171,13 @@ def test_settings_at_their_defaults_may_be_absent(tmp_path: Path) -> None:
     assert model.length == 2048
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "dream", "sdar", "a2d"])
+def test_a_window_has_no_effect_unless_it_is_switched_on(tmp_path: Path, kind: str) -> None:
+    """Qwen's sliding_window is there in all files, use_sliding_window is not; it is off by default."""
+    folder = plain_llama.write(tmp_path / kind, kind, sliding_window=8, use_sliding_window="absent")
+    cedd.import_model(folder, device="cpu")
+
+
 def test_an_autoregressive_network_starts_from_the_start_token(tmp_path: Path) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "llama", "llama"), device="cpu")
     ids = ids_of()
