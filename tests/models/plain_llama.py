@@ -187,11 +187,11 @@ def outputs(kind: str, weights: Mapping[str, Tensor], ids: Tensor, visible: Tens
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """[B, L, H W] of q, k, v [B, L, H, W], head by head."""
+    """[B, L, H W] of q, k, v [B, L, H, W], head by head; 0 for queries that attend to nothing."""
     heads = []
     for h in range(q.shape[2]):
         scores = q[:, :, h] @ k[:, :, h].transpose(1, 2) / math.sqrt(q.shape[3])
-        heads.append(scores.masked_fill(~visible, -math.inf).softmax(-1) @ v[:, :, h])
+        heads.append(scores.masked_fill(~visible, -math.inf).softmax(-1).nan_to_num(0.0) @ v[:, :, h])
     return torch.cat(heads, -1)
 
 

@@ -83,6 +83,25 @@ def test_an_attention_mask_in_every_form(tmp_path: Path, form: str) -> None:
     assert float((found - expected_of("dream", ids, "block")).abs().max()) < TOLERANCE
 
 
+@pytest.mark.parametrize(("kind", "attention"), [("llama", "causal"), ("dream", "full"), ("llada", "full")])
+def test_padding_is_attended_to_as_in_the_original(tmp_path: Path, kind: str, attention: str) -> None:
+    """By nothing; Dream's padding attends to nothing itself, and LLaMA's on the left only to padding."""
+    model, ids = cedd.import_model(plain_llama.write(tmp_path / kind, kind), device="cpu"), ids_of()
+    padded = torch.ones_like(ids)
+    padded[0, :3] = padded[1, -4:] = 0
+    seen = plain_llama.visible_of(attention, ids.shape[1]) & padded.bool()[:, None]
+    seen = seen & padded.bool()[..., None] if kind == "dream" else seen
+    expected = plain_llama.outputs(kind, plain_llama.random_weights(kind), ids, seen)
+    assert float((model.original_logits(ids, attention_mask=padded) - expected).abs().max()) < TOLERANCE
+
+
+def test_a_mask_of_zeros_is_added_to_the_scores(tmp_path: Path) -> None:
+    """As in DiffuGPT's code, in which it means full attention."""
+    model, ids = cedd.import_model(plain_llama.write(tmp_path / "diffugpt", "diffugpt"), device="cpu"), ids_of()
+    found = model.original_logits(ids, attention_mask=torch.zeros(len(ids), 1, ids.shape[1], ids.shape[1]))
+    assert float((found - expected_of("diffugpt", ids)).abs().max()) < TOLERANCE
+
+
 @pytest.mark.parametrize("ids", [[[V]], [[-1]], [[0.0]], [0]])
 def test_ids_are_rows_of_the_embedding(tmp_path: Path, ids: list[Any]) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "dream", "dream"), device="cpu")
@@ -150,6 +169,13 @@ def test_settings_at_their_defaults_may_be_absent(tmp_path: Path) -> None:
     model, ids = cedd.import_model(plain_llama.write(tmp_path / "a", "llama", **absent), device="cpu"), ids_of()
     assert float((model.original_logits(ids) - expected_of("llama", ids)).abs().max()) < TOLERANCE
     assert model.length == 2048
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "dream", "sdar", "a2d"])
+def test_a_window_has_no_effect_unless_it_is_switched_on(tmp_path: Path, kind: str) -> None:
+    """Qwen's sliding_window is there in all files, use_sliding_window is not; it is off by default."""
+    folder = plain_llama.write(tmp_path / kind, kind, sliding_window=8, use_sliding_window="absent")
+    cedd.import_model(folder, device="cpu")
 
 
 def test_an_autoregressive_network_starts_from_the_start_token(tmp_path: Path) -> None:

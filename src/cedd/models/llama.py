@@ -521,9 +521,10 @@ class Llama(Backbone):
     ) -> Tensor:
         """Outputs [B, L, V] for rows of the embedding [B, L], without a shift and without a special mask row.
 
-        attention_mask: keys that are attended to, [B, L] (1 or true); or a mask [L, L], [B, L, L] or [B, 1, L, L]
-            that replaces the network's own: 1 or true where query i attends to key j, or a number that is added to the
-            scores, 0 or negative; or "full", as for Dream: all attend to all.
+        attention_mask: keys that are attended to, [B, L] (1 or true), in Dream only by each other; or a mask [L, L],
+            [B, L, L] or [B, 1, L, L] that replaces the network's own: 1 or true where query i attends to key j, or a
+            number that is added to the scores, 0 or negative; or "full", as for Dream: all attend to all. The attention
+            of a query that attends to nothing is 0, as in PyTorch.
         position_ids: [L] or [B, L]; by default 0 to L - 1.
         """
         length = ids.shape[1]
@@ -536,7 +537,8 @@ class Llama(Backbone):
                 raise ValueError(f"attention_mask must be a tensor or 'full' (got {attention_mask!r})")
             mask, causal = None, False
         elif attention_mask is not None:
-            mask, causal = _visible_of(attention_mask.to(ids.device), own, causal, ids.shape), False
+            is_dream = self.options.shift and self.options.qkv_bias
+            mask, causal = _visible_of(attention_mask.to(ids.device), own, causal, ids.shape, is_dream), False
         return self.head(self.backbone(ids, positions, mask, causal))
 
     def _own_mask(self, queries: Tensor, keys: int) -> Tensor | None:
@@ -630,20 +632,23 @@ def _layer_weights(config: LlamaConfig) -> int:
     return config.width * (attention_rows + 3 * config.mlp_width)
 
 
-def _visible_of(given: Tensor, own: Tensor | None, causal: bool, shape: Sequence[int]) -> Tensor:
-    """The mask [L, L] or [B, 1, L, L] of an attention_mask; queries that would attend to nothing attend to all keys."""
+def _visible_of(
+    given: Tensor, own: Tensor | None, causal: bool, shape: Sequence[int], hides_queries: bool = False
+) -> Tensor:
+    """The mask [L, L] or [B, 1, L, L] of an attention_mask; one of [B, L] may hide queries, too."""
     batch, length = shape
-    added = given.is_floating_point() and bool((given < 0).any())
+    added = given.is_floating_point() and not bool((given > 0).any())
     visible = given >= 0 if added else given.bool()
     as_square = given.shape == (length, length) and (batch != length or given.dtype == torch.bool or added)
     if given.dim() == 2 and not as_square:
         keys = visible[:, None, None, :]
+        keys = keys & visible[:, None, :, None] if hides_queries else keys
         if causal:
             own = torch.ones(length, length, dtype=torch.bool, device=given.device).tril()
         visible = keys.expand(-1, 1, length, -1) if own is None else keys & own
     elif given.dim() == 3:
         visible = visible[:, None]
-    return visible | ~visible.any(-1, keepdim=True)
+    return visible
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -585,7 +585,7 @@ _GPT2_SETTINGS = Settings(
 _MASKS: JSONObject = {"method": "ceddt", "attention": "full"}
 
 _LLAMA = {"max_position_embeddings": 2048}
-_QWEN = {"max_position_embeddings": 32_768}
+_QWEN: JSONObject = {"max_position_embeddings": 32_768, "use_sliding_window": False}
 _QWEN3 = {**_QWEN, "head_dim": 128}
 _LLADA = {"max_sequence_length": 1024, "rms_norm_eps": 1e-5}
 _GPT2 = {"n_positions": 1024, "layer_norm_epsilon": 1e-5}
