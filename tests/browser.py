@@ -1,6 +1,6 @@
-"""Pages in a real browser.
+"""Helpers for testing pages in a real browser.
 
-Needs playwright (of the dev extra) and a Chromium that the machine already has; neither is downloaded here.
+Requires Playwright (in the dev extra) and an installed Chromium; neither is downloaded.
 """
 
 import shutil
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-READABLE = 4.5  # the contrast that WCAG asks of body text
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+MIN_CONTRAST = 4.5  # the minimum WCAG contrast for body text
 
 
 class Visit:
-    """An open page, with what went wrong on it and what it asked for; `context`: further options of its window."""
+    """An open page that records its errors and requests; `context`: further options of the browser context."""
 
     def __init__(self, browser: Any, address: str, size: tuple[int, int], scheme: str, **context: Any) -> None:
         view = {"width": size[0], "height": size[1]}
@@ -27,10 +27,10 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
 
     def check_contrasts(self, script: str) -> None:
-        """Every text that the script finds, with its contrast to what is behind it, can be read."""
+        """Check that every text found by the script has sufficient contrast with its background."""
         found = self.page.evaluate(script)
         assert len(found) > 10
-        assert [what for contrast, what in found if contrast < READABLE] == []
+        assert [what for contrast, what in found if contrast < MIN_CONTRAST] == []
 
     def close(self) -> None:
         self.context.close()

@@ -1,4 +1,4 @@
-"""Which combinations of parameters the default tests run."""
+"""Choice of the parameter combinations that run by default."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,9 @@ import pytest
 
 
 def covering(rows: Iterable[Sequence[Any]], values: int = 1) -> list[Any]:
-    """Test parameters: rows that together contain every value of every column run by default, all others are slow.
+    """Test parameters: a subset of rows with every value of every column runs by default; all others are slow.
 
-    With `values` = 2 they contain every pair of values (pairwise testing).
+    With `values` = 2 the subset contains every pair of values (pairwise testing).
     """
     table = [tuple(row) for row in rows]
     contents = [set(itertools.combinations(enumerate(map(repr, row)), values)) for row in table]

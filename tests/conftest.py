@@ -1,5 +1,5 @@
-"""What holds for all tests: no property fails because the machine was busy or by the tests before it, data comes from
-one place, and one run is enough."""
+"""Fixtures and settings for all tests: no Hypothesis deadlines, reproducible random numbers, shared data and one
+shared run."""
 
 import contextlib
 import functools
@@ -23,16 +23,16 @@ settings.load_profile("unhurried")
 
 
 def pytest_collection_finish() -> None:
-    """What exists when the tests begin stays, modules above all: the collector skips it, and looks at new objects less
-    often than usual."""
+    """Make garbage collection cheaper: freeze the objects that exist before the tests (mostly modules), and collect
+    new objects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def texts_are_compressed_once() -> Iterator[None]:
-    """Reports compress the training text of their run, which is the same for many, as well as xz can."""
+def cached_compression() -> Iterator[None]:
+    """Cache xz compression: many reports compress the same training text."""
     from cedd.evaluation import baselines
 
     with pytest.MonkeyPatch.context() as patch:
@@ -41,28 +41,28 @@ def texts_are_compressed_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def files_are_not_flushed_to_disk() -> Iterator[None]:
-    """`os.fsync` takes ten milliseconds per file on some disks, and there are thousands of files. A process that is
-    killed loses nothing without it. `os.fstat` fails for the same descriptors."""
+def no_fsync() -> Iterator[None]:
+    """Skip `os.fsync`, which takes 10 ms per file on some disks, for thousands of files. A killed process loses nothing
+    without it. The substitute, `os.fstat`, fails for the same descriptors."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
 
 
 @pytest.fixture(autouse=True)
-def torch_begins_alike() -> None:
-    """What a test draws with torch's own generator does not depend on the tests before it."""
-    import torch  # here, since the process that only hands out tests need not wait for it
+def seeded_torch() -> None:
+    """Seed torch's default generator, so that a test's draws do not depend on the tests before it."""
+    import torch  # imported here, so that the process that only distributes tests does not load it
 
     if torch.cuda.is_available():
         torch.manual_seed(0)
-    else:  # for devices that may come later it would write down where it was called from, which takes a millisecond
+    else:  # torch.manual_seed would record a stack trace for devices initialized later, which takes a millisecond
         torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
-def own_log() -> Iterator[None]:
-    """A `cedd serve` that runs in this process leaves no log behind, to a stream that is closed by then."""
+def restored_server_log() -> Iterator[None]:
+    """Restore the server's logger, so that no handler with a closed stream remains after a test."""
     log = logging.getLogger("cedd.apps.serve")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("handlers", "propagate", "level"):
@@ -72,7 +72,7 @@ def own_log() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of development data, which is no part of the repository."""
+    """The folder of development data, which is not part of the repository."""
     folder = data_root()
     if folder is None or not folder.is_dir():
         pytest.skip("needs the development data: set CEDD_DATA to its folder")
@@ -81,7 +81,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def fast_run(tmp_path_factory) -> Path:
-    """The folder of a run of `cedd quickstart --fast`, which is made once a session."""
+    """The folder of a `cedd quickstart --fast` run, created once per session."""
     out = tmp_path_factory.mktemp("runs") / "quickstart"
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["quickstart", "--fast", "--out", str(out), "--device", "cpu"]) == 0
@@ -90,7 +90,7 @@ def fast_run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium without a page; see tests/browser.py."""
+    """A running Chromium without pages; see tests/browser.py."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install playwright"
     )

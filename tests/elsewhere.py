@@ -1,7 +1,7 @@
-"""A device without float64, as MPS: its tensors say that they are there and are computed on the CPU.
+"""A simulated device without float64, like MPS: its tensors report that device but are computed on the CPU.
 
-What fails on such a device fails here too: a number in float64, and an operation on tensors of two devices. Torch names
-a device `lazy`, which no build of it has.
+What fails on such a device fails here too: float64 numbers, and operations on tensors of two devices. It uses torch's
+device type `lazy`, which no build supports.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,31 +15,31 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-ELSEWHERE = torch.device("lazy", 0)
+FAKE_DEVICE = torch.device("lazy", 0)
 COPIES = ("copy_", "_to_copy", "index", "index_put", "index_put_")
-"""What takes tensors of two devices (an index may be on the CPU)."""
-ASKING = ("cedd.device", "cedd.losses", "cedd.network", "cedd.process", "cedd.models.transformer")
-"""The modules that ask whether a device has float64."""
+"""Operations that accept tensors of two devices (an index may be on the CPU)."""
+FLOAT64_CHECKS = ("cedd.device", "cedd.losses", "cedd.network", "cedd.process", "cedd.models.transformer")
+"""The modules that check whether a device has float64."""
 
 
-class There(Tensor):
-    """A tensor of this device, with the one on the CPU that it stands for."""
+class DeviceTensor(Tensor):
+    """A tensor on the simulated device, with the CPU tensor that holds its values."""
 
     plain: Tensor
 
     @staticmethod
-    def __new__(cls, plain: Tensor) -> "There":
+    def __new__(cls, plain: Tensor) -> "DeviceTensor":
         if plain.dtype in (torch.float64, torch.complex128):
             raise TypeError("this device has no float64")
         shape: Any = plain.shape
         made = torch.Tensor._make_wrapper_subclass(
-            cls, shape, strides=plain.stride(), dtype=plain.dtype, device=ELSEWHERE
+            cls, shape, strides=plain.stride(), dtype=plain.dtype, device=FAKE_DEVICE
         )
         made.plain = plain
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"There({self.plain})"
+        return f"DeviceTensor({self.plain})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,7 +47,7 @@ class There(Tensor):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Those among the arguments of an operation, which are tensors, lists of them, and numbers."""
+    """The tensors among an operation's arguments, which are tensors, lists of tensors, and numbers."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -56,10 +56,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation gives, on the device of its tensors, or on that which it names."""
+    """The result of an operation, on the device of its tensors or the one named in its arguments."""
     tensors = list(_tensors((*args, *kwargs.values())))
-    inside = any(isinstance(tensor, There) for tensor in tensors)
-    outside = any(not isinstance(tensor, There) and tensor.dim() > 0 for tensor in tensors)
+    inside = any(isinstance(tensor, DeviceTensor) for tensor in tensors)
+    outside = any(not isinstance(tensor, DeviceTensor) and tensor.dim() > 0 for tensor in tensors)
     name = func.overloadpacket.__name__
     if inside and outside and name not in COPIES:
         raise RuntimeError(f"{name} has tensors of two devices")
@@ -67,13 +67,13 @@ def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not inside and named is None:
         return func(*args, **kwargs)
     if named is not None:
-        inside = torch.device(named).type == ELSEWHERE.type
+        inside = torch.device(named).type == FAKE_DEVICE.type
         kwargs = {**kwargs, "device": "cpu"}
-    plain_args, plain_kwargs = tree_map_only(There, lambda tensor: tensor.plain, (args, kwargs))
+    plain_args, plain_kwargs = tree_map_only(DeviceTensor, lambda tensor: tensor.plain, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
     if plain_args and found is plain_args[0]:  # an operation in place
         return args[0]
-    return tree_map_only(Tensor, There, found) if inside else found
+    return tree_map_only(Tensor, DeviceTensor, found) if inside else found
 
 
 class _Device(TorchDispatchMode):
@@ -81,17 +81,17 @@ class _Device(TorchDispatchMode):
         return computed(func, args, kwargs or {})
 
 
-def _as_on_the_cpu(function: Callable[..., Any], kind: str, **options: Any) -> Any:
-    return function("cpu" if kind == ELSEWHERE.type else kind, **options)
+def _call_for_cpu(function: Callable[..., Any], kind: str, **options: Any) -> Any:
+    return function("cpu" if kind == FAKE_DEVICE.type else kind, **options)
 
 
 @contextmanager
-def a_device_without_float64() -> Iterator[torch.device]:
-    """Inside, there is one."""
+def device_without_float64() -> Iterator[torch.device]:
+    """Provide the simulated device while the context is open."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ASKING:
-            patch.setattr(f"{module}.has_float64", lambda device: torch.device(device).type != ELSEWHERE.type)
-        for function in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):  # which do not know the device
-            patch.setattr(torch, function, partial(_as_on_the_cpu, getattr(torch, function)))
+        for module in FLOAT64_CHECKS:
+            patch.setattr(f"{module}.has_float64", lambda device: torch.device(device).type != FAKE_DEVICE.type)
+        for function in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):  # which do not support the device
+            patch.setattr(torch, function, partial(_call_for_cpu, getattr(torch, function)))
         with _Device():
-            yield ELSEWHERE
+            yield FAKE_DEVICE

@@ -1,5 +1,5 @@
-"""Triton's kernels without a GPU: by its interpreter, in a process of its own because its switch is read at import; and
-compiled, but not run, for a chip that is not here."""
+"""Triton kernels without a GPU: run by Triton's interpreter, in a subprocess because its switch is read at import; or
+compiled for a GPU without being run."""
 
 import os
 import subprocess
@@ -12,16 +12,16 @@ import torch
 
 
 def run_interpreted(code: str) -> None:
-    """Run Python code, which must end well, with kernels interpreted; skip without Triton or where there is a GPU."""
+    """Run Python code with interpreted kernels and check that it succeeds; skip without Triton or with a GPU."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("the device runs the kernel itself")
-    code = f"from tests.interpreted import with_any_numpy; with_any_numpy(); {code}"
+    code = f"from tests.interpreted import patch_interpreter_for_numpy; patch_interpreter_for_numpy(); {code}"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
 
 
-def with_any_numpy() -> None:
-    """The interpreter of Triton 3.6 takes a number for an array of one entry, which NumPy from 2.4 on refuses."""
+def patch_interpreter_for_numpy() -> None:
+    """Let Triton 3.6's interpreter use one-element arrays as integers, which NumPy 2.4 and later reject."""
     from triton.runtime import interpreter  # type: ignore[import-not-found]
 
     prepare = interpreter._patch_lang_tensor
@@ -33,14 +33,14 @@ def with_any_numpy() -> None:
     interpreter._patch_lang_tensor = prepared
 
 
-def compiled_for_a_chip(
+def compile_for_hopper(
     kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], warps: int, aligned: Sequence[str] = ()
 ) -> str:
-    """The instructions of a kernel for an H100 or H200; `aligned` arguments are known to be multiples of 16."""
+    """The PTX code of a kernel for an H100 or H200; `aligned` arguments are known to be multiples of 16."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("kernels are interpreted here")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # of which some versions of Triton warn
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # some versions of Triton warn about it
         triton = pytest.importorskip("triton")
         from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
         from triton.compiler import ASTSource  # type: ignore[import-not-found]

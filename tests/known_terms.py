@@ -1,4 +1,4 @@
-"""What of the bound's integrand needs no network: K and the out-rate, position by position and in the mean."""
+"""The terms of the bound's integrand that need no network: K and the out-rate, per position and on average."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ def known_terms(x_t: Tensor, x0: Tensor, noise: Noise) -> KnownTerms:
 
 
 def mean_known_terms(noise: Noise) -> KnownTerms:
-    """Their means over x_t given t, the same for every x0: weights a (masked), c (same), (V-1) b (moved)."""
+    """Means of the known terms over x_t given t, equal for every x0: weights a (masked), c (same), (V-1) b (moved)."""
     known, others = known_entropy(noise), (noise.vocab_size - 1) * noise.b
     masked = torch.where(noise.alpha > 0, noise.a * known.masked, 0.0)
     leave = noise.alpha_rate + noise.beta_rate * (1 - 1 / noise.vocab_size)

@@ -1,4 +1,4 @@
-"""A disk that is full, and little memory, for tests."""
+"""Simulated resource limits: a full disk, and little memory."""
 
 import resource
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ STATISTICS = Path("/proc/self/statm")
 
 
 @contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """The system refuses to write longer files, as on a full disk."""
+def limited_file_size(size: int) -> Iterator[None]:
+    """Make writes beyond this file size fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -21,7 +21,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @contextmanager
-def memory_up_to(more: int) -> Iterator[None]:
+def limited_memory(more: int) -> Iterator[None]:
     """Limit the process to this number of bytes beyond what it uses now."""
     if not STATISTICS.is_file():
         yield

@@ -1,4 +1,4 @@
-"""Small random networks and data for tests, and what the oracle calls them."""
+"""Small random networks and data for tests, and their counterparts for the oracle."""
 
 from collections.abc import Callable, Sequence
 
@@ -37,7 +37,7 @@ def random_network(process: TokenProcess, length: int, seed: int, size: float = 
 
 
 def matching_chain(process: TokenProcess, length: int, times: Sequence[float] = ()) -> reference.Chain:
-    """The oracle's chain with the process's clocks, which are asked once for each time, for these all at once."""
+    """The oracle's chain with the process's clocks, each evaluated once per time and at `times` in one call."""
     first = torch.tensor(times, dtype=torch.float64)
 
     def clock(f: Callable[[Tensor | float], Tensor]) -> Callable[[float], float]:
@@ -57,8 +57,8 @@ def matching_chain(process: TokenProcess, length: int, times: Sequence[float] = 
 def as_score(
     method: str, process: TokenProcess, model: Model, length: int, times: Sequence[float] = ()
 ) -> reference.Score:
-    """A network as the oracle's score: ratios [L, V] at one sequence and time, all sequences at once, remembered; for
-    these times all at once."""
+    """A network as the oracle's score: ratios [L, V] per sequence and time, computed for all sequences at once and
+    cached; those at `times` are computed in one call."""
     states = torch.tensor(reference.sequences(process.num_states, length))
 
     def ratios(times: Sequence[float]) -> np.ndarray:
@@ -79,7 +79,7 @@ def as_score(
 
 
 def every_process(V: int) -> dict[str, TokenProcess]:
-    """One of each kind, by name."""
+    """One process of each kind, by name."""
     return {
         "absorb": cedd.absorb(V),
         "uniform": cedd.uniform(V),
@@ -90,9 +90,9 @@ def every_process(V: int) -> dict[str, TokenProcess]:
 
 
 class BlockNetwork:
-    """A smooth float64 function of a noisy block, its sigma and the clean text before it, different at each of them.
+    """A smooth float64 function of a noisy block, its sigma and the clean text before it, distinct for each input.
 
-    Called as the package calls a function in blocks: model(x_t [B, L], sigma [B, L], clean=x_0 [B, L]); `after` is the
+    Called as the package calls a function of blocks: model(x_t [B, L], sigma [B, L], clean=x_0 [B, L]); `after` is the
     network of one block after one text.
     """
 

@@ -1,4 +1,4 @@
-"""Which options of a command line have no word in its help."""
+"""Find command-line options without a description."""
 
 import ast
 import dataclasses
@@ -9,7 +9,7 @@ from typing import cast, get_type_hints
 
 
 def undescribed(kind: type) -> list[str]:
-    """The fields of a dataclass, and of those within it, that no string below them describes."""
+    """The fields of a dataclass, and of nested dataclasses, that have no docstring below them."""
     described, found = set[str](), list[str]()
     for source in (inspect.getsource(one) for one in kind.__mro__ if dataclasses.is_dataclass(one)):
         (definition,) = ast.parse(textwrap.dedent(source)).body

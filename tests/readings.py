@@ -1,4 +1,4 @@
-"""A network that reads nothing twice, for tests that compare what follows from the same readings."""
+"""A network with cached features, for tests that compare results computed from the same features."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from cedd.models.loaded_model import LoadedModel
 
 
-def reading_once(loaded: LoadedModel) -> LoadedModel:
-    """The same model, whose network remembers what it said of the texts that it has read, at each noise level."""
+def with_cached_features(loaded: LoadedModel) -> LoadedModel:
+    """The same model, whose network caches its features per input and noise level."""
     network: Any = loaded.folder.model
     read, said = network.features, dict[tuple[Any, ...], Tensor]()
 

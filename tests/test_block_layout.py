@@ -1,4 +1,4 @@
-"""Block diffusion in one pass: who attends to whom, and that it equals evaluating one block after another."""
+"""Block diffusion in one pass: the attention pattern, and equality with evaluating one block after another."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def noisy_texts(block: int, views: int = 1, seed: int = 1) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize(("block", "views"), itertools.product((1, 2, 4, 8), (1, 2, 3)))
-def test_who_attends_to_whom(block: int, views: int) -> None:
+def test_attention_pattern_of_noisy_views_and_clean_text(block: int, views: int) -> None:
     length = 8
     pattern = BlockLayout(length, block, views).pattern("cpu")
     for query, key in itertools.product(range((views + 1) * length), repeat=2):
@@ -60,8 +60,8 @@ def test_who_attends_to_whom(block: int, views: int) -> None:
 
 @pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("block", [1, 2, 4, 8])
-def test_one_pass_is_one_block_after_another(block: int, conditioned: bool) -> None:
-    """Each noisy block after the clean text before it, at which every block sees itself and those before it."""
+def test_single_pass_matches_blockwise_evaluation(block: int, conditioned: bool) -> None:
+    """The reference evaluates each noisy block after the clean text before it, with block-causal attention."""
     model = network(time_conditioning=conditioned)
     x_t, sigma, clean = noisy_texts(block)
     together = InBlocks(model, block)(x_t, sigma, clean=clean)
@@ -76,7 +76,7 @@ def test_one_pass_is_one_block_after_another(block: int, conditioned: bool) -> N
 
 
 @pytest.mark.parametrize("block", [1, 4])
-def test_a_cache_of_finished_blocks_changes_nothing(block: int) -> None:
+def test_cached_finished_blocks_give_same_outputs(block: int) -> None:
     model = network()
     x_t, sigma, clean = noisy_texts(block)
     together = InBlocks(model, block)(x_t, sigma, clean=clean)
@@ -89,7 +89,7 @@ def test_a_cache_of_finished_blocks_changes_nothing(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 4])
-def test_later_tokens_change_nothing_before_them(block: int) -> None:
+def test_changed_tokens_affect_only_blocks_that_attend_to_them(block: int) -> None:
     model = network()
     x_t, sigma, clean = noisy_texts(block)
     before = InBlocks(model, block)(x_t, sigma, clean=clean)
@@ -98,7 +98,7 @@ def test_later_tokens_change_nothing_before_them(block: int) -> None:
     changed = clean.clone()
     changed[:, place] = (clean[:, place] + 1) % V
     found = InBlocks(model, block)(x_t, sigma, clean=changed)
-    assert torch.equal(found[:, :after], before[:, :after])  # its own block does not see what is to be written there
+    assert torch.equal(found[:, :after], before[:, :after])  # its own block does not attend to its clean tokens
     assert ((found - before)[:, after:].abs().amax(-1) > 1e-9).all()
     noisier = x_t.clone()
     noisier[:, place] = (x_t[:, place] + 1) % V
@@ -110,7 +110,7 @@ def test_later_tokens_change_nothing_before_them(block: int) -> None:
 
 
 @pytest.mark.parametrize("views", [2, 3])
-def test_several_views_are_several_passes(views: int) -> None:
+def test_multiple_views_match_separate_passes(views: int) -> None:
     model, block = network(), 4
     x_t, sigma, clean = noisy_texts(block, views)
     together = InBlocks(model, block)(x_t, sigma, clean=clean)
@@ -119,8 +119,8 @@ def test_several_views_are_several_passes(views: int) -> None:
         torch.testing.assert_close(together[view::views], apart, rtol=1e-9, atol=1e-9)
 
 
-def test_the_last_mlp_leaves_out_the_clean_text() -> None:
-    """Its output there is read by nothing; all gradients are those of a layer that computes it."""
+def test_last_mlp_skips_clean_text() -> None:
+    """Its output there is unused; all gradients equal those of a layer that computes it."""
     found, rows = [], []
     for capabilities in (None, Capabilities(features=True, attention=True, token_times=True)):
         model = network()
@@ -137,7 +137,7 @@ def test_the_last_mlp_leaves_out_the_clean_text() -> None:
         torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-9)
 
 
-def test_blocks_are_sequences_of_their_own() -> None:
+def test_block_sequences_match_blocks_of_whole_texts() -> None:
     model, block, blocks = network(), 4, L // 4
     x_t, sigma, clean = noisy_texts(block)
     together = InBlocks(model, block)(x_t, sigma, clean=clean)
@@ -151,7 +151,7 @@ def test_blocks_are_sequences_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["cedd-star", "bayes", "sedd"])
-def test_one_block_is_the_loss_as_ever_bit_for_bit(name: str) -> None:
+def test_single_block_loss_is_bitwise_equal_to_plain_loss(name: str) -> None:
     model, clean = network(), torch.randint(V, (6, L))
     for process in every_process(V).values():
         found = [
@@ -161,8 +161,8 @@ def test_one_block_is_the_loss_as_ever_bit_for_bit(name: str) -> None:
         assert torch.equal(*found)
 
 
-def test_the_loss_reads_every_block_at_its_own_time() -> None:
-    """Of each block by itself, given the text before it: the mean over blocks."""
+def test_loss_is_mean_over_blocks_at_their_own_times() -> None:
+    """Compared with the mean over blocks, each evaluated by itself given the clean text before it."""
     block, process, method = 4, cedd.roulette(V, 0.7), cedd.METHODS["bayes-star"]
     model, clean = network(), torch.randint(V, (B, L))
     t = torch.linspace(0.05, 0.95, B * 4).double().reshape(B, 4)
@@ -186,7 +186,7 @@ def test_the_loss_reads_every_block_at_its_own_time() -> None:
     torch.testing.assert_close(together, total, rtol=1e-6, atol=1e-9)  # sigma is float32
 
 
-def cost_of_a_token(method: str, outputs: Tensor, x: int, x0: int, matrix: Tensor, rates: Tensor) -> float:
+def token_loss(method: str, outputs: Tensor, x: int, x0: int, matrix: Tensor, rates: Tensor) -> float:
     """The loss of one position from its definition: cross entropy of a denoiser, or score entropy of ratios."""
     count = len(outputs)
     if method == "sedd":
@@ -207,13 +207,13 @@ QUICK = {("absorb", "cedd"), ("roulette", "sedd"), ("eroulette", "cedd")}
         for pair in itertools.product(every_process(3), ("cedd", "sedd"))
     ],
 )
-def test_the_expected_loss_is_that_of_every_block_after_every_text(kind: str, method: str) -> None:
-    """By enumeration of texts and noise at V = 3, L = 4, b = 2; within 4 standard errors, a false alarm in 16,000."""
+def test_expected_loss_matches_enumeration(kind: str, method: str) -> None:
+    """Enumerates texts and noise at V = 3, L = 4, b = 2; within 4 standard errors (one false alarm in 16,000)."""
     vocabulary, length, block, t = 3, 4, 2, torch.tensor([0.3, 0.8]).double()
     process = every_process(vocabulary)[kind]
     model = BlockNetwork(process, length, block, seed=1)
     law = random_data(vocabulary, length, seed=2)
-    for second in range(1, vocabulary):  # to spare time, all texts begin with one of three blocks
+    for second in range(1, vocabulary):  # to save time, all texts begin with one of three blocks
         law[:, second] = 0
     law = law / law.sum()
 
@@ -227,7 +227,7 @@ def test_the_expected_loss_is_that_of_every_block_after_every_text(kind: str, me
             for x, made in zip(chain.states, outputs, strict=True):
                 reached = chance * math.prod(float(matrix[x[i], x0[i]]) for i in range(block))
                 if reached > 0:
-                    costs = [cost_of_a_token(method, made[i], x[i], x0[i], matrix, rates) for i in range(block)]
+                    costs = [token_loss(method, made[i], x[i], x0[i], matrix, rates) for i in range(block)]
                     total += reached * sum(costs)
         return total
 
@@ -249,7 +249,7 @@ def test_the_expected_loss_is_that_of_every_block_after_every_text(kind: str, me
 
 
 @pytest.mark.parametrize("capacity", [None, 40])
-def test_complementary_views_give_the_gradient_of_two_texts(capacity: int | None) -> None:
+def test_two_views_match_loss_and_gradient_of_repeated_texts(capacity: int | None) -> None:
     block, process = 4, cedd.absorb(V)
     method = cedd.METHODS["cedd-star"].in_blocks(block)
     clean = torch.randint(V, (B, L)).repeat_interleave(2, 0)
@@ -268,8 +268,8 @@ def test_complementary_views_give_the_gradient_of_two_texts(capacity: int | None
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-9)
 
 
-def test_a_function_is_called_with_the_clean_text() -> None:
-    """One that declares nothing keeps to the pattern itself, and takes a noise level for each token."""
+def test_plain_function_receives_clean_text_and_token_times() -> None:
+    """A function without declared capabilities implements the pattern itself and takes one noise level per token."""
     seen: dict[str, Tensor] = {}
 
     def model(x_t: Tensor, sigma: Tensor, *, clean: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ def test_a_function_is_called_with_the_clean_text() -> None:
     torch.testing.assert_close(seen["sigma"], process.sigma(t).float().repeat_interleave(4, 1))
 
 
-def test_what_is_not_possible_is_refused_in_one_line() -> None:
+def test_invalid_block_settings_are_rejected() -> None:
     model, clean = network(), torch.zeros(B, L, dtype=torch.int64)
     absorb = cedd.absorb(V)
     with pytest.raises(ValueError, match=r"blocks of 5 do not divide a length of 16: use a block that divides it"):
@@ -308,7 +308,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
         cedd.loss(model, absorb, clean, method="cedd", block=4, t=torch.full((B, L), 0.5))
 
 
-def test_a_method_keeps_its_block_in_its_record() -> None:
+def test_method_config_round_trips_block_size() -> None:
     method = cedd.METHODS["bayes-star"].in_blocks(16)
     record = method.config()
     assert record["block"] == 16

@@ -28,7 +28,7 @@ def network(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", REST, ids=lambda function: function.__name__)
-def test_other_orders_show_the_call(function: Callable[..., Any]) -> None:
+def test_wrong_argument_order_raises_with_correct_call(function: Callable[..., Any]) -> None:
     process, rest = cedd.absorb(V), REST[function]
     model = network(X0, X0) if function is cedd.log_scores else network
     function(model, process, *rest, method="cedd")
@@ -41,14 +41,14 @@ def test_other_orders_show_the_call(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"), [("stepz", "did you mean 'steps'"), ("sentiment", "conditions of the network must be tensors")]
 )
-def test_a_misspelled_option_is_named(name: str, meant: str) -> None:
+def test_unexpected_argument_is_named_in_error(name: str, meant: str) -> None:
     wrong: dict[str, Any] = {name: 3}
     with pytest.raises(TypeError, match=f"unexpected argument {name!r}; {meant}"):
         cedd.sample(network, cedd.absorb(V), (2, 3), method="cedd", **wrong)
 
 
 @pytest.mark.parametrize("name", ["constraints", "samplers", "dynamics", "schedules"])
-def test_import_cedd_is_enough_for_its_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submodules_are_available_after_import_cedd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(cedd, name, raising=False)
     assert getattr(cedd, name).__name__ == f"cedd.{name}"
     with pytest.raises(AttributeError, match="module 'cedd' has no attribute 'samplerz'"):

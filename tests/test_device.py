@@ -1,5 +1,4 @@
-"""A device that is not here is refused; what is recorded on a CUDA device is recorded undisturbed; a device without
-float64 does what the others do."""
+"""Device selection, undisturbed capture of CUDA graphs, and devices without float64."""
 
 import dataclasses
 import gc
@@ -13,7 +12,7 @@ from torch import nn
 import cedd
 from cedd.device import pick_device, recorded_graph
 from cedd.models.transformer import Transformer, TransformerConfig
-from tests.elsewhere import There, a_device_without_float64
+from tests.elsewhere import DeviceTensor, device_without_float64
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ from tests.elsewhere import There, a_device_without_float64
         ("mps", 0, True, None),
     ],
 )
-def test_a_device_that_is_not_here_is_refused_with_those_that_are(name, cuda, mps, said, monkeypatch):
+def test_missing_device_error_lists_available_devices(name, cuda, mps, said, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: cuda)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
@@ -42,7 +41,7 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(name, cuda, mp
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_each_rank_has_a_device_of_its_own_or_is_refused(name, monkeypatch):
+def test_each_rank_gets_its_own_device(name, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [pick_device(name, rank) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -51,15 +50,15 @@ def test_each_rank_has_a_device_of_its_own_or_is_refused(name, monkeypatch):
 
 
 @contextmanager
-def no_recording(graph, **options):
+def fake_graph_capture(graph, **options):
     yield
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_no_garbage_is_collected_during_a_recording(collects, monkeypatch):
-    """A graph in it would be destroyed, which ends the recording; afterwards all is as before, after an error too."""
+def test_garbage_collection_is_disabled_during_graph_capture(collects, monkeypatch):
+    """Destroying a collected graph would abort the capture. The setting is restored afterwards, also after an error."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", no_recording)
+    monkeypatch.setattr(torch.cuda, "graph", fake_graph_capture)
     (gc.enable if collects else gc.disable)()
     try:
         with recorded_graph(pool=None):
@@ -74,7 +73,7 @@ def test_no_garbage_is_collected_during_a_recording(collects, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_forgotten_graph_does_not_end_a_recording():
+def test_unreachable_graph_does_not_abort_capture():
     x = torch.zeros(8, device="cuda")
     with recorded_graph() as old:
         x.add_(1)
@@ -105,7 +104,7 @@ MAKERS = {"absorb": cedd.absorb, "uniform": cedd.uniform, "roulette": cedd.roule
 
 
 class Plain(nn.Module):
-    """A network that is a table."""
+    """A network that is a lookup table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class Plain(nn.Module):
         return self.table(x_t) + 0.1 * sigma[:, None, None]
 
 
-def in_two_halves(method: str) -> Transformer:
+def small_transformer(method: str) -> Transformer:
     torch.manual_seed(0)
     causal = method == "ar"
     sizes = TransformerConfig(16, 1, 2, 8, vocab_size=V, has_mask=True, length=L, causal=causal)
@@ -125,10 +124,10 @@ def in_two_halves(method: str) -> Transformer:
     return model.eval()
 
 
-def test_the_faked_device_has_no_float64():
-    with a_device_without_float64() as device:
+def test_simulated_device_rejects_float64_and_mixed_devices():
+    with device_without_float64() as device:
         x = torch.zeros(3).to(device)
-        assert isinstance(x, There)
+        assert isinstance(x, DeviceTensor)
         assert x.device == device
         for wide in (x.double, lambda: torch.zeros(3, dtype=torch.float64, device=device)):
             with pytest.raises(TypeError, match="no float64"):
@@ -139,19 +138,19 @@ def test_the_faked_device_has_no_float64():
 
 
 @pytest.mark.parametrize(
-    ("method", "process", "halves"),
+    ("method", "process", "use_transformer"),
     [
         *(pytest.param(*pair, True, marks=pytest.mark.slow if pair[0] == "cedd" else ()) for pair in PAIRS),
         ("cedd", "absorb", False),
         pytest.param("sedd", "roulette", False, marks=pytest.mark.slow),
     ],
 )
-def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(method: str, process: str, halves: bool):
-    """The same texts; bound, loss and gradient up to float32's rounding."""
+def test_sample_bound_and_loss_without_float64_match_cpu(method: str, process: str, use_transformer: bool):
+    """Samples are equal; bound, loss and gradient agree up to float32 rounding."""
     chain, data = MAKERS[process](V), torch.randint(V, (2, L), generator=torch.Generator().manual_seed(1))
 
     def found(device: torch.device) -> list[torch.Tensor]:
-        model = (in_two_halves(method) if halves else Plain()).to(device)
+        model = (small_transformer(method) if use_transformer else Plain()).to(device)
         drawn, bound, loss = (torch.Generator().manual_seed(seed) for seed in range(3))
         texts = cedd.sample(model, chain, (2, L), method=method, steps=4, generator=drawn)
         nats = cedd.estimate_bound(model, chain, data, method=method, draws=2, generator=bound).nats_per_token
@@ -161,7 +160,7 @@ def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(method: s
         return [texts.cpu(), torch.tensor(nats), total.detach().cpu(), gradient.cpu()]
 
     expected = found(torch.device("cpu"))
-    with a_device_without_float64() as device:
+    with device_without_float64() as device:
         texts, *numbers = found(device)
     assert torch.equal(texts, expected[0])
     for number, right in zip(numbers, expected[1:], strict=True):
@@ -169,8 +168,8 @@ def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(method: s
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_process_makes_noise_on_a_device_without_float64(name: str):
+def test_process_samples_on_device_without_float64(name: str):
     x0, process = torch.arange(V)[None].repeat(3, 1), MAKERS[name](V)
-    with a_device_without_float64() as device:
+    with device_without_float64() as device:
         x_t = process.sample(x0.to(device), 0.5, generator=torch.Generator().manual_seed(0))
         assert x_t.device == device

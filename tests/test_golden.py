@@ -7,7 +7,7 @@ message which numbers changed and why:
     python -m tests.test_golden --write
 
 Floats agree to 9 digits, since other chips and other libraries round differently. Tokens agree exactly: they are drawn
-with float64 numbers of torch's CPU generator. null means that the combination is refused.
+with float64 numbers of torch's CPU generator. null means that the combination is not supported.
 """
 
 import json
@@ -59,7 +59,7 @@ def seeded() -> torch.Generator:
 
 
 def scores(method: str, process: TokenProcess) -> Tensor:
-    """At tokens and, where there is one, the mask."""
+    """Log scores at every token and, if the process has one, the mask."""
     x_t, t = torch.arange(2 * process.num_states).reshape(2, -1) % process.num_states, torch.tensor([0.1, 0.8])
     return cedd.log_scores(network(x_t, process.sigma(t)), process, x_t, t, method=method)
 
@@ -76,7 +76,7 @@ def samples(method: str, process: TokenProcess, sampler: str, corrector: cedd.Co
 
 
 def plain(value: Tensor | float | list[float]) -> Any:
-    """As JSON has it, and strings for infinity and for what is not a number."""
+    """A JSON value, with strings for infinity and NaN."""
     if isinstance(value, Tensor):
         return plain(value.tolist())
     if isinstance(value, list):
@@ -84,7 +84,7 @@ def plain(value: Tensor | float | list[float]) -> Any:
     return value if math.isfinite(value) else str(value)
 
 
-def unless_refused(compute: Callable[..., Tensor | float | list[float]], *arguments: Any, **named: Any) -> Any:
+def none_if_unsupported(compute: Callable[..., Tensor | float | list[float]], *arguments: Any, **named: Any) -> Any:
     try:
         return plain(compute(*arguments, **named))
     except ValueError:
@@ -93,12 +93,12 @@ def unless_refused(compute: Callable[..., Tensor | float | list[float]], *argume
 
 @cache
 def exact(parts: tuple[Any, ...], process: str, bound: str | None) -> Any:
-    """A bound, or without one the cross entropy, by enumeration. They are of what outputs mean and of what is run
-    backwards (`parts`), not of the loss: several methods share them."""
+    """A bound, or the cross entropy if `bound` is None, by enumeration. They depend on the parameterization and the
+    dynamics (`parts`) but not on the loss, so several methods share them."""
     method = next(method for method in cedd.METHODS.values() if parts_of(method) == parts)
     known = {"method": method, "sigma_dtype": torch.float64, **({} if bound is None else {"bound": bound})}
     compute = cedd.exact_cross_entropy if bound is None else cedd.exact_bound
-    return unless_refused(compute, network, PROCESSES[process], data_law(2), **known)
+    return none_if_unsupported(compute, network, PROCESSES[process], data_law(2), **known)
 
 
 def parts_of(method: cedd.Method) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ def parts_of(method: cedd.Method) -> tuple[Any, ...]:
 
 
 def numbers(case: str) -> dict[str, Any]:
-    """All that is stored of a method on a process."""
+    """All numbers stored for a method on a process."""
     method, name = case.split(" on ")
     parts = parts_of(cedd.METHODS[method])
     return {
@@ -117,18 +117,18 @@ def numbers(case: str) -> dict[str, Any]:
 
 
 def estimates(case: str) -> dict[str, Any]:
-    """The numbers that take no enumeration."""
+    """The numbers that need no enumeration."""
     method, name = case.split(" on ")
     process = PROCESSES[name]
     found = {
-        "loss": unless_refused(cedd.loss, network, process, tokens(5, 4), method=method, generator=seeded()),
-        "log_scores": unless_refused(scores, method, process),
-        "samples, corrected": unless_refused(samples, method, process, "analytic", cedd.Corrector()),
+        "loss": none_if_unsupported(cedd.loss, network, process, tokens(5, 4), method=method, generator=seeded()),
+        "log_scores": none_if_unsupported(scores, method, process),
+        "samples, corrected": none_if_unsupported(samples, method, process, "analytic", cedd.Corrector()),
     }
     for bound in ("tight", "j1", "j2"):
-        found[f"estimated {bound}"] = unless_refused(estimate, method, process, bound)
+        found[f"estimated {bound}"] = none_if_unsupported(estimate, method, process, bound)
     for sampler in ("analytic", "euler", "tau-leaping", "first-hitting"):
-        found[f"samples, {sampler}"] = unless_refused(samples, method, process, sampler)
+        found[f"samples, {sampler}"] = none_if_unsupported(samples, method, process, sampler)
     return found
 
 
@@ -149,7 +149,7 @@ def golden() -> dict[str, Any]:
     return json.loads(FILE.read_text("utf-8"))
 
 
-def test_every_method_on_every_process_is_stored(golden: dict[str, Any]) -> None:
+def test_golden_file_has_every_method_and_process(golden: dict[str, Any]) -> None:
     assert golden.keys() == set(CASES)
 
 
@@ -157,8 +157,8 @@ def test_every_method_on_every_process_is_stored(golden: dict[str, Any]) -> None
     ("method", "process"),
     covering((method, process) for method in cedd.METHODS for process in PROCESSES if process != "roulette"),
 )
-def test_estimates_are_what_they_were(method: str, process: str, golden: dict[str, Any]) -> None:
-    """Those on roulette are part of the next test."""
+def test_estimates_match_golden_values(method: str, process: str, golden: dict[str, Any]) -> None:
+    """The next test covers roulette."""
     case = f"{method} on {process}"
     for name, found in estimates(case).items():
         assert_close(found, golden[case][name])
@@ -167,8 +167,8 @@ def test_estimates_are_what_they_were(method: str, process: str, golden: dict[st
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case.endswith(" roulette") else pytest.mark.slow) for case in CASES]
 )
-def test_all_numbers_are_what_they_were(case: str, golden: dict[str, Any]) -> None:
-    """Also those by enumeration, which tests/bounds/test_exact.py compares with integrals."""
+def test_all_numbers_match_golden_values(case: str, golden: dict[str, Any]) -> None:
+    """Includes the enumerated numbers, which tests/bounds/test_exact.py compares with integrals."""
     found = numbers(case)
     assert found.keys() == golden[case].keys()
     for name, known in golden[case].items():

@@ -1,4 +1,4 @@
-"""The rules of the source tree: which module may import which, and what never appears in it."""
+"""Rules of the source tree: which module may import which, and which constructs are forbidden."""
 
 import ast
 import re
@@ -45,14 +45,14 @@ ORDER = (
     "apps",
     "cli",
 )
-# __init__ gathers the public names and __main__ starts the command line: they stand above everything.
+# __init__ collects the public names and __main__ starts the command line: both may import everything.
 ROOT_FILES = {"__init__", "__main__"}
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 LOADERS = {"torch.load", "torch.serialization.load"}
 EVALUATORS = {"eval", "exec"}
 
-# What a machine may do without: a test file that needs one of these asks for it by pytest.importorskip.
+# Optional packages: a test file that needs one of these uses pytest.importorskip.
 OPTIONAL = {"mkdocs", "playwright", "tensorboard", "starlette", "uvicorn", "httpx", "hatchling"}
 OPTIONAL |= {"transformers", "triton", "datasets", "gguf", "lm_eval", "openai", "pygls", "lsprotocol"}
 
@@ -68,7 +68,7 @@ def part_of(path: Path) -> str:
 
 @cache
 def nodes(source: str) -> dict[type[ast.AST], list[ast.AST]]:
-    """All nodes of the tree of a source, which no test changes, by their kinds."""
+    """All AST nodes of a source, by type; they are cached, so tests must not modify them."""
     found: dict[type[ast.AST], list[ast.AST]] = {}
     for node in ast.walk(ast.parse(source)):
         found.setdefault(type(node), []).append(node)
@@ -76,7 +76,7 @@ def nodes(source: str) -> dict[type[ast.AST], list[ast.AST]]:
 
 
 def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[str]:
-    """Dotted names of all that is imported anywhere in the source; `package` resolves relative imports."""
+    """Dotted names of everything imported anywhere in the source; `package` resolves relative imports."""
     for node in (*nodes(source).get(ast.Import, ()), *nodes(source).get(ast.ImportFrom, ())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -87,7 +87,7 @@ def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[str]:
 
 
 def wrong_imports(source: str, part: str, package: tuple[str, ...] = ("cedd",)) -> list[str]:
-    """Imports of cedd's own parts that point up ORDER instead of down."""
+    """Imports of cedd's own parts that come later in ORDER."""
     allowed = ORDER[: ORDER.index(part) + 1]
     wrong: list[str] = []
     for name in imported_modules(source, package):
@@ -95,7 +95,7 @@ def wrong_imports(source: str, part: str, package: tuple[str, ...] = ("cedd",)) 
         if names[0] != "cedd":
             continue
         imported = names[1] if len(names) > 1 else ""
-        # The root imports every part, so only the command line, which stands above them all, may ask it.
+        # The root imports every part, so only the command line, the last of them, may import it.
         is_root = imported not in ORDER
         if (is_root and part != "cli") or (not is_root and imported not in allowed):
             wrong.append(name)
@@ -130,11 +130,11 @@ def dangerous_uses(source: str) -> list[str]:
     return found
 
 
-def test_every_file_has_a_place_in_the_order() -> None:
+def test_every_module_is_in_import_order_list() -> None:
     assert {part_of(path) for path in source_files()} <= {*ORDER, *ROOT_FILES}
 
 
-def test_imports_point_down_the_order() -> None:
+def test_imports_follow_module_order() -> None:
     wrong = {
         str(path.relative_to(SOURCE)): names
         for path in source_files()
@@ -148,12 +148,12 @@ def test_imports_point_down_the_order() -> None:
     assert not wrong
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_circular_imports() -> None:
     sources = {("cedd", *path.relative_to(SOURCE).with_suffix("").parts): path for path in source_files()}
     TopologicalSorter(imports_of_modules(sources)).prepare()
 
 
-def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
+def test_circular_import_is_detected(tmp_path: Path) -> None:
     sources = {("cedd", name): tmp_path / f"{name}.py" for name in ("a", "b")}
     sources["cedd", "a"].write_text("from cedd import b", "utf-8")
     sources["cedd", "b"].write_text("def late():\n    from cedd.a import something", "utf-8")
@@ -161,7 +161,7 @@ def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
         TopologicalSorter(imports_of_modules(sources)).prepare()
 
 
-def test_nothing_is_unpickled_or_evaluated() -> None:
+def test_source_has_no_unpickling_or_eval() -> None:
     wrong = {
         str(path.relative_to(SOURCE)): uses
         for path in source_files()
@@ -170,7 +170,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     assert not wrong
 
 
-def test_only_programs_filter_warnings_for_the_whole_process() -> None:
+def test_only_cli_filters_warnings_globally() -> None:
     """`cli` may; elsewhere filters are inside `with warnings.catch_warnings()`."""
     calls = {"filterwarnings", "simplefilter"}
 
@@ -188,11 +188,11 @@ def test_only_programs_filter_warnings_for_the_whole_process() -> None:
     assert not wrong
 
 
-def test_there_is_no_utils_module() -> None:
+def test_no_utils_module() -> None:
     assert not [path for path in source_files() if "utils" in path.relative_to(SOURCE).with_suffix("").parts]
 
 
-def test_a_class_name_appears_once() -> None:
+def test_class_names_are_unique() -> None:
     """Private ones included, without their underscore."""
     places: dict[str, list[str]] = {}
     for path in source_files():
@@ -202,27 +202,27 @@ def test_a_class_name_appears_once() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
-def collected_imports(source: str) -> set[str]:
-    """The packages that a file imports as soon as it is read: in lines that are not indented."""
+def top_level_imports(source: str) -> set[str]:
+    """The packages imported at the top level of a file, that is, in unindented lines."""
     return set(re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE))
 
 
-def test_tests_are_collected_without_what_they_may_do_without() -> None:
-    """`pytest -m gpu` collects every file, on a machine that has no need of the documentation's builder."""
+def test_optional_packages_are_not_imported_at_top_level_of_tests() -> None:
+    """`pytest -m gpu` collects every file, also on a machine without the documentation builder."""
     files = sorted(Path(__file__).parent.rglob("*.py"))
-    assert not {path.name: found for path in files if (found := collected_imports(path.read_text("utf-8")) & OPTIONAL)}
-    assert collected_imports("from mkdocs.config import load_config\ndef late():\n    import uvicorn") == {"mkdocs"}
+    assert not {path.name: found for path in files if (found := top_level_imports(path.read_text("utf-8")) & OPTIONAL)}
+    assert top_level_imports("from mkdocs.config import load_config\ndef late():\n    import uvicorn") == {"mkdocs"}
 
 
 @pytest.mark.slow
-def test_the_tests_are_collected_where_optional_packages_are_missing() -> None:
+def test_collection_succeeds_without_optional_packages() -> None:
     script = f"import sys, pytest; sys.modules.update(dict.fromkeys({sorted(OPTIONAL)})); "
     script += "sys.exit(pytest.main(['--collect-only', '-qq', '-m', '', '-p', 'no:cacheprovider', 'tests']))"
     done = subprocess.run([sys.executable, "-c", script], cwd=SOURCE.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_the_package_is_typed() -> None:
+def test_package_has_py_typed_marker() -> None:
     assert (SOURCE / "py.typed").is_file()
 
 
@@ -238,7 +238,7 @@ def test_the_package_is_typed() -> None:
         ("def late():\n    from cedd.cli import main", "data", ("cedd", "data")),
     ],
 )
-def test_an_import_that_points_up_is_found(source: str, part: str, package: tuple[str, ...]) -> None:
+def test_upward_import_is_detected(source: str, part: str, package: tuple[str, ...]) -> None:
     assert wrong_imports(source, part, package)
 
 
@@ -252,7 +252,7 @@ def test_an_import_that_points_up_is_found(source: str, part: str, package: tupl
         ("from cedd import __version__", "cli", ("cedd", "cli")),
     ],
 )
-def test_an_import_that_points_down_is_accepted(source: str, part: str, package: tuple[str, ...]) -> None:
+def test_downward_import_is_accepted(source: str, part: str, package: tuple[str, ...]) -> None:
     assert not wrong_imports(source, part, package)
 
 
@@ -268,14 +268,14 @@ def test_an_import_that_points_down_is_accepted(source: str, part: str, package:
         "import numpy\nnumpy.load('x', allow_pickle=True)",
     ],
 )
-def test_a_dangerous_use_is_found(source: str) -> None:
+def test_dangerous_use_is_detected(source: str) -> None:
     assert dangerous_uses(source)
 
 
-def test_a_network_may_be_put_into_evaluation_mode() -> None:
+def test_model_eval_is_not_flagged_as_dangerous() -> None:
     assert not dangerous_uses("model.eval()\nnumpy.load('x', allow_pickle=False)")
 
 
-def test_contributing_lists_the_modules_in_this_order():
+def test_contributing_lists_modules_in_import_order():
     table = (SOURCE.parent.parent / "CONTRIBUTING.md").read_text("utf-8").partition("| module | contents |")[2]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ORDER

@@ -1,4 +1,4 @@
-"""Every loss and its gradient against a naive dense formula; weights, rows, times, refusals."""
+"""Every loss and its gradient against a naive dense formula; weights, rows, times, errors."""
 
 import math
 
@@ -100,10 +100,8 @@ WHERE = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 0, 1, 1]]).bool()
     ("name", "kind", "t", "where"),
     covering((*pair, *how) for pair in pairs() for how in ((TOKEN_TIMES, WHERE), (TIMES, None))),
 )
-def test_value_and_gradient_are_those_of_the_naive_formula(
-    name: str, kind: str, t: Tensor, where: Tensor | None
-) -> None:
-    """Position by position: at its own time, and counted only where it is selected."""
+def test_loss_and_gradient_match_naive_formula(name: str, kind: str, t: Tensor, where: Tensor | None) -> None:
+    """Each position is computed at its own time and counts only if it is selected."""
     method, process = ALL[name], PROCESSES[kind]
     generator = torch.Generator().manual_seed(7)
     x0 = torch.randint(V, (B, L), generator=generator)
@@ -136,7 +134,7 @@ def test_value_and_gradient_are_those_of_the_naive_formula(
 
 
 class WithHead(torch.nn.Module):
-    """Features that depend on all of the input, and a head whose losses are its own."""
+    """Features that depend on all of the input, and a head that computes its losses itself."""
 
     capabilities = Capabilities(features=True, selected_rows=True, head_losses=True)
 
@@ -157,7 +155,7 @@ class WithHead(torch.nn.Module):
         return features.flatten(0, 1)[places]
 
 
-def a_batch(method: Method, kind: str, capacity: int | None = None) -> NoisyBatch:
+def random_noisy_batch(method: Method, kind: str, capacity: int | None = None) -> NoisyBatch:
     """Random text at three times."""
     x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     draws = NoiseDraws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
@@ -167,9 +165,9 @@ def a_batch(method: Method, kind: str, capacity: int | None = None) -> NoisyBatc
 @pytest.mark.parametrize(
     ("name", "kind", "filled"), covering((*pair, filled) for pair in pairs() for filled in (False, True))
 )
-def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, filled: bool) -> None:
+def test_head_losses_match_losses_of_outputs(name: str, kind: str, filled: bool) -> None:
     method, model = ALL[name], WithHead()
-    batch = a_batch(method, kind, B * L - 1 if filled else None)
+    batch = random_noisy_batch(method, kind, B * L - 1 if filled else None)
     found = []
     for network in (model, lambda x_t, sigma: model.head(model.features(x_t, sigma))):
         model.zero_grad()
@@ -180,9 +178,9 @@ def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, fil
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-11)
 
 
-def test_positions_that_cannot_be_left_cost_nothing_in_closed_form() -> None:
+def test_closed_form_weights_are_zero_at_time_zero() -> None:
     x0 = torch.randint(V, (B, L))
-    noise = PROCESSES["uniform"].noise(torch.zeros(B, dtype=torch.float64)).like(x0)  # which begins to shuffle
+    noise = PROCESSES["uniform"].noise(torch.zeros(B, dtype=torch.float64)).like(x0)  # where shuffling begins
     assert (noise.beta_rate > 0).all()
     rows = Rows(x0.reshape(-1), x0.reshape(-1), noise.map(lambda v: v.expand(B, L).reshape(-1)))
     closed = ScoreEntropy().closed_form(Score(), rows)
@@ -190,20 +188,20 @@ def test_positions_that_cannot_be_left_cost_nothing_in_closed_form() -> None:
     assert not closed.weight.any()
 
 
-def test_only_plain_scores_are_in_closed_form() -> None:
-    """A score of one's own may mean something else by its outputs."""
+def test_only_built_in_scores_have_closed_form() -> None:
+    """A custom score may interpret its outputs differently."""
 
     class Halved(Score):
         def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
             return outputs / 2
 
     for parameterization, known in ((Score(), True), (ScaledScore(), True), (Halved(), False), (Bayes(), False)):
-        rows = a_batch(Method("", parameterization, ScoreEntropy()), "roulette").rows
+        rows = random_noisy_batch(Method("", parameterization, ScoreEntropy()), "roulette").rows
         assert (ScoreEntropy().closed_form(parameterization, rows) is not None) == known
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_float32_and_half_outputs_give_nearly_the_same(name: str) -> None:
+def test_low_precision_outputs_give_nearly_same_loss(name: str) -> None:
     method = METHODS[name]
     process = PROCESSES["absorb"] if name == "dfm" else PROCESSES["roulette"]
     generator = torch.Generator().manual_seed(3)
@@ -216,7 +214,7 @@ def test_float32_and_half_outputs_give_nearly_the_same(name: str) -> None:
     assert float(batch_loss(method, lambda x, s: outputs.bfloat16(), batch)) == pytest.approx(exact, rel=0.05)
 
 
-# ---- the ratios behind them -------------------------------------------------------------------------------------
+# ---- true ratios ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -239,7 +237,7 @@ def test_true_ratios(kind: str, t: float) -> None:
 
 
 @given(st.floats(1e-6, 1.0))
-def test_weights(t: float) -> None:
+def test_weights_match_formulas(t: float) -> None:
     noise, x_t = cedd.absorb(V).noise(t), torch.tensor(V)
     sigma, rate = float(noise.sigma), float(cedd.LogLinear().rate(t))
     assert float(constant(noise, x_t)) == 1.0
@@ -270,15 +268,15 @@ def test_absorb_counts_masked_positions_only() -> None:
     assert len(noisy_batch(METHODS["cedd"], cedd.uniform(V), x0, torch.tensor([0.5, 0.5]), draws).places) == 8
 
 
-def test_a_batch_without_noise_costs_nothing() -> None:
+def test_batch_without_noise_has_zero_loss() -> None:
     x0 = torch.zeros(2, 4, dtype=torch.int64)
     model = torch.nn.Embedding(V + 1, V)
     loss = cedd.loss(lambda x, s: model(x), cedd.absorb(V), x0, method="cedd", t=0.0)
     assert float(loss.detach()) == 0.0
-    loss.backward()  # and can be differentiated all the same
+    loss.backward()  # and is still differentiable
 
 
-def test_the_network_sees_noise_and_float32_sigma() -> None:
+def test_network_receives_noisy_tokens_and_float32_sigma() -> None:
     seen = {}
 
     def model(x: Tensor, sigma: Tensor) -> Tensor:
@@ -301,7 +299,7 @@ def test_start_symbol_and_shift() -> None:
     assert shift_right(torch.tensor([[1, 2, 3]]), 9).tolist() == [[9, 1, 2]]
 
 
-def test_the_same_seed_gives_the_same_loss() -> None:
+def test_same_seed_gives_same_loss() -> None:
     x0 = torch.randint(V, (8, 20), generator=torch.Generator().manual_seed(0))
     model = torch.nn.Embedding(V + 1, V).double()
     first, second = (
@@ -315,15 +313,15 @@ def test_the_same_seed_gives_the_same_loss() -> None:
 
 
 @given(st.integers(1, 200), st.integers(0, 100), st.floats(0.0, 0.9))
-def test_stratified_times_have_one_in_each_stratum(count: int, seed: int, low: float) -> None:
+def test_stratified_times_have_one_per_stratum(count: int, seed: int, low: float) -> None:
     t = draw_times(count, torch.Generator().manual_seed(seed), low=low)
     assert t.dtype == torch.float64
     places = ((t - low) / (1 - low) * count).clamp(0, count - 1e-9)
-    # A rounding may carry a time over the edge of its stratum, never further.
+    # Rounding may move a time just past the edge of its stratum, never further.
     assert np.abs(np.sort(places.numpy()) - np.arange(count) - 0.5).max() <= 0.5 + 1e-9
 
 
-def test_independent_times_and_limits() -> None:
+def test_independent_times_and_invalid_arguments() -> None:
     t = draw_times(10_000, torch.Generator().manual_seed(0), stratified=False)
     assert 1e-3 <= float(t.min()) < 2e-3
     assert float(t.max()) <= 1.0
@@ -333,10 +331,10 @@ def test_independent_times_and_limits() -> None:
             draw_times(count, low=low)
 
 
-# ---- names and refusals -----------------------------------------------------------------------------------------
+# ---- names and errors -------------------------------------------------------------------------------------------
 
 
-def test_names() -> None:
+def test_method_names_and_aliases() -> None:
     assert {"sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star", "dfm", "ar"} < set(METHODS)
     assert get_method("CEDD*") is METHODS["cedd-star"] is METHODS["cedd*"] is METHODS.get("Cedd*")
     assert "bayes*" in METHODS
@@ -350,8 +348,8 @@ def test_names() -> None:
         METHODS[method].check(PROCESSES[process])
 
 
-def test_mdlm_is_the_bound_of_masked_diffusion() -> None:
-    """Its weighted cross entropy and the bound of a leave-one-out denoiser differ by a number without a gradient."""
+def test_mdlm_gradient_equals_bayes_elbo_gradient() -> None:
+    """Its weighted cross entropy and the bound of a leave-one-out denoiser differ by a constant without a gradient."""
     process = cedd.absorb(V)
     generator = torch.Generator().manual_seed(5)
     x0, outputs = torch.randint(V, (B, L), generator=generator), torch.randn(B, L, V, generator=generator).double()
@@ -401,12 +399,12 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
         ),
     ],
 )
-def test_refusals(call, message: str) -> None:
+def test_invalid_arguments_are_rejected(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_tokens_are_a_tensor() -> None:
+def test_tokens_must_be_tensor() -> None:
     for wrong in (TOKENS.numpy(), TOKENS.tolist()):
         said = f"token ids must be a tensor of integers \\(got {type(wrong).__name__}"
         with pytest.raises(TypeError, match=said):
@@ -415,7 +413,7 @@ def test_tokens_are_a_tensor() -> None:
             cedd.estimate_bound(MODEL, cedd.absorb(V), wrong, method="cedd")  # pyright: ignore[reportArgumentType]
 
 
-def test_log_scores_by_name() -> None:
+def test_log_scores_by_method_name() -> None:
     x_t, outputs = torch.tensor([[0, V], [1, 2]]), torch.randn(2, 2, V)
     scores = cedd.log_scores(outputs, cedd.absorb(V), x_t, torch.tensor([0.5, 0.9]), method="cedd*")
     assert scores[0, 0].tolist() == [0.0] + [-math.inf] * 3
@@ -433,7 +431,7 @@ def test_log_scores_by_name() -> None:
         ((2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.rand(3), r"x_t is \[2, 3\], t is \[3\]"),
     ],
 )
-def test_log_scores_refuse_what_does_not_fit(outputs, x_t, t, message: str) -> None:
+def test_log_scores_rejects_mismatched_arguments(outputs, x_t, t, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cedd.log_scores(torch.zeros(outputs), cedd.absorb(5), x_t, t, method="cedd")
 
@@ -456,7 +454,7 @@ def test_log_scores_refuse_what_does_not_fit(outputs, x_t, t, message: str) -> N
         ),
     ],
 )
-def test_arguments_in_another_order_are_refused_with_the_right_call(call, usage):
+def test_wrong_argument_order_raises_with_correct_usage(call, usage):
     with pytest.raises(TypeError) as caught:
         call()
     assert str(caught.value).endswith(f"call {usage}")
@@ -473,7 +471,7 @@ def own(x_t: Tensor, sigma: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", PROCESSES)
 @pytest.mark.parametrize("name", ["sedd", "sedds", "cedd-star", "ceddt", "bayes"])
-def test_equal_times_per_token_are_a_time_per_sequence(name: str, kind: str) -> None:
+def test_equal_token_times_match_sequence_time(name: str, kind: str) -> None:
     x0 = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(1))
 
     def found(t: Tensor, where: Tensor | None = None) -> Tensor:
@@ -489,7 +487,7 @@ def test_equal_times_per_token_are_a_time_per_sequence(name: str, kind: str) -> 
     assert torch.equal(*scores)
 
 
-def test_log_scores_at_a_time_per_token_are_those_of_each_position() -> None:
+def test_log_scores_with_token_times_match_single_positions() -> None:
     for process in PROCESSES.values():
         x_t = torch.arange(B * L).reshape(B, L) % process.num_states
         outputs = own(x_t, process.sigma(TOKEN_TIMES))
@@ -500,8 +498,8 @@ def test_log_scores_at_a_time_per_token_are_those_of_each_position() -> None:
                 torch.testing.assert_close(together[i, j], cedd.log_scores(*here, method="bayes")[0, 0])
 
 
-def test_a_clean_prompt_neither_counts_nor_changes() -> None:
-    """t = 0 keeps a prompt clean; with `where` the loss is that of the rest, as a mean over the rest."""
+def test_clean_prompt_is_unchanged_and_excluded_from_loss() -> None:
+    """t = 0 keeps a prompt clean; with `where` the loss is the mean over the remaining positions."""
     x0 = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(1))
     seen: list[Tensor] = []
 
@@ -525,7 +523,7 @@ def test_a_clean_prompt_neither_counts_nor_changes() -> None:
     assert alone == pytest.approx(found(None) * L / (L - 2))  # a position at t = 0 has no loss
 
 
-def test_a_network_that_takes_one_level_per_sequence_is_not_given_more() -> None:
+def test_token_times_require_network_capability() -> None:
     x0 = torch.zeros(B, L, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"takes one noise level per sequence; .* Capabilities\(token_times=True\)"):
         cedd.loss(WithHead(), PROCESSES["absorb"], x0, method="cedd", t=TOKEN_TIMES)
@@ -540,7 +538,7 @@ def test_a_network_that_takes_one_level_per_sequence_is_not_given_more() -> None
         (torch.zeros(B, L, dtype=torch.bool), "where selects no position"),
     ],
 )
-def test_what_does_not_select_positions_is_refused(where, message: str) -> None:
+def test_invalid_where_is_rejected(where, message: str) -> None:
     x0 = torch.zeros(B, L, dtype=torch.int64)
     with pytest.raises(ValueError, match=message):
         cedd.loss(own, PROCESSES["absorb"], x0, method="cedd", where=where)

@@ -1,4 +1,4 @@
-"""What is said of a name that is not known."""
+"""Suggestions for unknown names."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from cedd.names import nearest, nearest_path, suggestion
         ("", "; use one of absorb, roulette"),
     ],
 )
-def test_the_nearest_name_or_all(name: str, said: str) -> None:
+def test_suggestion_is_nearest_name_or_all_names(name: str, said: str) -> None:
     assert suggestion(name, {"absorb": 1, "roulette": 2}) == said
 
 
-def test_none_is_near_where_none_is() -> None:
+def test_nearest_of_empty_list_is_none() -> None:
     assert nearest("absorb", []) is None
 
 
@@ -30,15 +30,15 @@ def test_none_is_near_where_none_is() -> None:
         ("boook.txt", "book.txt"),
         ("book.tx", "book.txt"),
         ("book.jsno", "book.json"),
-        ("nope.txt", None),  # an ending that every text has proves nothing
+        ("nope.txt", None),  # a common suffix alone is not a match
         ("Book", "book.txt"),
     ],
 )
-def test_a_file_is_near_by_its_name_and_not_by_its_ending(tmp_path: Path, name: str, near: str | None) -> None:
+def test_nearest_path_ignores_matching_suffix(tmp_path: Path, name: str, near: str | None) -> None:
     for other in ("nofinal.txt", "x.txt", "bad.txt", "book.txt", "book.json"):
         (tmp_path / other).touch()
     assert nearest_path(tmp_path / name) == (None if near is None else tmp_path / near)
 
 
-def test_nothing_is_near_a_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_nearest_path_in_missing_folder_is_none(tmp_path: Path) -> None:
     assert nearest_path(tmp_path / "nowhere" / "book.txt") is None

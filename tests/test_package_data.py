@@ -1,4 +1,4 @@
-"""The models that come with the package: they are small, described, and do what their card says."""
+"""The packaged models: they are small, documented, and perform as their cards state."""
 
 import json
 import re
@@ -19,11 +19,11 @@ from cedd.spelling.corruption import corrupt_letters, swap_letters
 from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
-from tests.readings import reading_once
+from tests.readings import with_cached_features
 
 LIMIT = 32_000_000
 FILLED = {"The city of Paris is the ____{1} of France.": "The city of Paris is the capital of France."}
-"""Texts with blanks, and how they are filled where the likeliest word is taken."""
+"""Texts with blanks, and the most likely way to fill them."""
 
 PROSE = """\
 The ferry was late again that morning, and the people who waited for it had long since run out of things to say about
@@ -57,25 +57,25 @@ going to bring in the hay, and then he asked how far it was.
 
 @pytest.fixture(scope="module")
 def model():
-    return reading_once(cedd.load(DEFAULT_CORRECTOR, device="cpu"))
+    return with_cached_features(cedd.load(DEFAULT_CORRECTOR, device="cpu"))
 
 
 @pytest.fixture(scope="module")
-def writer():
+def language_model():
     return cedd.load(DEFAULT_MODEL, device="cpu")
 
 
-def test_the_models_are_here():
-    """In the source and in what is built: without them most of the following could not be run, and nothing may skip."""
+def test_default_models_are_packaged():
+    """Most of the tests below need them, and none of them may be skipped."""
     assert {DEFAULT_MODEL, DEFAULT_CORRECTOR} <= set(cedd.PRETRAINED)
 
 
 @pytest.mark.parametrize(("name", "script"), [(DEFAULT_CORRECTOR, "english_char.py"), (DEFAULT_MODEL, "english.py")])
-def test_a_model_is_small_and_described(name, script):
+def test_packaged_model_is_small_and_has_card(name, script):
     folder = pretrained_root() / name
     names = {file.name for file in folder.iterdir()}
     assert {CONFIG_FILE, WEIGHTS_FILE, CARD_FILE} <= names
-    assert "train.json" not in names  # which names a machine's folders
+    assert "train.json" not in names  # which contains paths of the training machine
     assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
     card = (folder / CARD_FILE).read_text("utf-8")
     for said in ("## Training", "## Results", "## Limitations", "CC BY-SA"):
@@ -83,16 +83,16 @@ def test_a_model_is_small_and_described(name, script):
     assert f"$ python benchmarks/{script}" in card
 
 
-@pytest.mark.parametrize("which", ["model", "writer"])
-def test_the_card_says_what_the_folder_has(which, request):
+@pytest.mark.parametrize("which", ["model", "language_model"])
+def test_model_card_matches_folder(which, request):
     folder = request.getfixturevalue(which).folder
     config = json.loads((folder.path / CONFIG_FILE).read_text("utf-8"))
     assert (folder.path / CARD_FILE).read_text("utf-8") == model_card(config, folder.model.num_parameters())
 
 
 @pytest.mark.parametrize("name", [DEFAULT_CORRECTOR, DEFAULT_MODEL])
-def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
-    """Every file of numbers is listed with its checksum."""
+def test_flipped_bit_in_model_file_is_detected(name, tmp_path):
+    """Every safetensors file is listed with its checksum."""
     folder = shutil.copytree(pretrained_root() / name, tmp_path / name)
     for file in folder.glob("*.safetensors"):
         content = bytearray(file.read_bytes())
@@ -102,37 +102,37 @@ def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
             load_folder(folder) if file.name == WEIGHTS_FILE else load_lexicon(file)
 
 
-def test_the_writer_writes_words(writer):
-    """Most of its words are English ones, with a space between."""
-    (text,) = writer.generate(seed=1, steps=8)
+def test_generated_text_is_mostly_english_words(language_model):
+    """More than three quarters of its words are in the English lexicon."""
+    (text,) = language_model.generate(seed=1, steps=8)
     words = [word.lower() for word in re.findall("[A-Za-z]{3,}", text)]
     assert len(words) > 20
     known = set(load_lexicon(pretrained_root() / DEFAULT_MODEL / LEXICON_FILE).words)
     assert sum(word in known for word in words) > 0.75 * len(words)
 
 
-def test_the_writer_fills_in_what_is_meant(writer):
+def test_infill_chooses_expected_words(language_model):
     """A short text is padded with masks, and a blank after a space begins with that space."""
-    assert writer.reads_passages
+    assert language_model.reads_passages
     for text, meant in FILLED.items():
-        assert writer.infill(text, temperature=0.0, seed=0) == meant
+        assert language_model.infill(text, temperature=0.0, seed=0) == meant
 
 
 @pytest.mark.slow
-def test_the_writer_is_loaded_in_a_second():
+def test_default_model_loads_within_two_cpu_seconds():
     began = time.process_time()
     cedd.load(DEFAULT_MODEL, device="cpu")
-    assert time.process_time() - began < 2.0  # of one core; slow ones are not in a hurry
+    assert time.process_time() - began < 2.0  # CPU seconds, generous for slow machines
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "counts"), [(PROSE, (27, 516)), (PROSE + MORE_PROSE, (93, 1770))], ids=["a passage", "three passages"]
 )
-def test_the_model_mends_letters_and_leaves_the_rest(model, text, counts):
-    """The user's protocol of `cedd spelling` on a text that it cannot have seen, with the bounds for books.
+def test_user_protocol_fixes_letters_and_keeps_the_rest(model, text, counts):
+    """The user protocol of `cedd spelling` on unseen text, with the limits for books.
 
-    Of 93 mistakes 86 were fixed, and of 1,770 right letters 3 broken, when this was written.
+    When this was written, 86 of 93 mistakes were fixed and 3 of 1,770 correct letters broken.
     """
     book = Book("prose", model.length, encode_text(model.tokenizer, text))
     (own,) = UserProtocol(passes=(), thresholds=()).measure(model, book, seed=1)
@@ -156,7 +156,7 @@ def test_the_model_mends_letters_and_leaves_the_rest(model, text, counts):
         "Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae.",
     ],
 )
-def test_the_model_leaves_alone_what_is_no_mistake(model, text):
+def test_error_free_text_is_left_almost_unchanged(model, text):
     assert len(model.correct(text).changes) <= 0.02 * sum(map(str.isalpha, text))
 
 
@@ -180,17 +180,17 @@ def test_the_model_leaves_alone_what_is_no_mistake(model, text):
         ),
     ],
 )
-def test_the_model_corrects_words(model, typed, meant):
+def test_misspelled_words_are_corrected(model, typed, meant):
     assert model.correct(typed) == meant
 
 
 def corrected(model, text: str, *given: dict[str, float]) -> list[str]:
-    """The text corrected with each of the options that are given; they share the first reading."""
+    """The text corrected with each set of options; they share the first network call."""
     return [str(one) for one in corrections(model, text, [correction_options(model, options) for options in given])]
 
 
 @pytest.mark.slow
-def test_the_model_corrects_transpositions(model):
+def test_transpositions_are_corrected(model):
     """About 20 pairs, in texts of one window; 19 of 20 are corrected in a book (`cedd spelling --mistakes swaps`)."""
     lines = PROSE.splitlines(keepends=True)
     right = ["".join(lines[start : start + 2]) for start in (0, 2)]
@@ -233,7 +233,7 @@ it!""",
 
 
 @pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
-def test_other_languages_and_names_are_left_alone(model, text):
+def test_other_languages_and_names_are_left_unchanged(model, text):
     assert model.correct(text) == text
 
 
@@ -242,14 +242,14 @@ def test_other_languages_and_names_are_left_alone(model, text):
     "text",
     [pytest.param(text, marks=[pytest.mark.slow] * (name != "Dutch"), id=name) for name, text in TEMPTING.items()],
 )
-def test_what_the_model_cannot_predict_it_leaves_alone(model, text):
-    """Its limit of surprise: without it, it would make "different" of "differunt"."""
+def test_surprise_limit_leaves_unpredictable_text_unchanged(model, text):
+    """Without the limit, the model would change "differunt" to "different"."""
     limited, free = corrected(model, text, {}, {"max_surprise": 100.0})
     assert limited == text != free
 
 
 @pytest.mark.slow
-def test_the_limit_takes_nothing_back_in_english(model):
+def test_surprise_limit_keeps_all_corrections_of_english_text(model):
     wrong = corrupt_letters("".join(PROSE.splitlines(keepends=True)[:2]), 0.1, seed=2).text
     limited, free = corrected(model, wrong, {}, {"max_surprise": 100.0})
     assert limited == free != wrong
@@ -274,10 +274,10 @@ BORN_FREE = {
 
 
 @pytest.mark.parametrize("text", BORN_FREE.values(), ids=BORN_FREE)
-def test_many_languages_are_left_alone(model, text):
+def test_many_languages_are_left_unchanged(model, text):
     assert model.correct(text) == text
 
 
-def test_a_line_of_another_language_is_mostly_left_alone(model):
+def test_line_in_another_language_is_mostly_left_unchanged(model):
     text = "Der Mensch ist frei geboren, und überall liegt er in Ketten."
     assert len(model.correct(text).changes) <= 1

@@ -1,4 +1,4 @@
-"""What outputs mean, against explicit sums over the clean token, at the truth, and at the ends of floating point."""
+"""Parameterizations against explicit sums over the clean token, with true outputs, and at floating-point extremes."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ NAME, VOCAB, SEED = st.sampled_from(list(PROCESSES)), st.integers(2, 5), st.inte
 TIME = st.floats(1e-4, 1.0)
 
 
-def one_of_each(process: TokenProcess, t: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, cedd.Noise]:
+def random_outputs(process: TokenProcess, t: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, cedd.Noise]:
     """Random outputs [n, V] at every state x = 0..n-1, at time t."""
     n, V = process.num_states, process.vocab_size
     outputs = torch.randn(n, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -56,9 +56,9 @@ def expected_ratios(kind: str, matrix: np.ndarray, outputs: np.ndarray, x: int) 
 
 @quick
 @given(st.sampled_from(list(PARAMETERIZATIONS)), VOCAB, TIME, SEED)
-def test_at_a_mask_of_a_process_that_only_masks_outputs_are_logits(kind: str, V: int, t: float, seed: int) -> None:
-    """Whatever else they mean: `cedd.apps.correct.numpy_network` relies on it."""
-    outputs, x, noise = one_of_each(cedd.absorb(V), t, seed)
+def test_outputs_at_masks_of_absorb_are_logits(kind: str, V: int, t: float, seed: int) -> None:
+    """This holds for every parameterization; `cedd.apps.correct.numpy_network` relies on it."""
+    outputs, x, noise = random_outputs(cedd.absorb(V), t, seed)
     posterior = PARAMETERIZATIONS[kind].log_posterior(outputs, x, noise)[V]
     torch.testing.assert_close(posterior, outputs[V].log_softmax(-1))
 
@@ -68,9 +68,9 @@ EXACT = ("score", "scaled", "plain denoiser", "bayes")
 
 @quick
 @given(st.sampled_from(EXACT), NAME, VOCAB, TIME, SEED)
-def test_ratios_and_rates_are_sums_over_the_clean_token(kind: str, name: str, V: int, t: float, seed: int) -> None:
+def test_ratios_and_rates_match_sums_over_clean_token(kind: str, name: str, V: int, t: float, seed: int) -> None:
     process = PROCESSES[name](V)
-    outputs, x_t, noise = one_of_each(process, t, seed)
+    outputs, x_t, noise = random_outputs(process, t, seed)
     scores = PARAMETERIZATIONS[kind].log_scores(outputs, x_t, noise)
     rates = PARAMETERIZATIONS[kind].jump_rates(outputs, x_t, noise)
     chain = matching_chain(process, 1)
@@ -91,10 +91,10 @@ def test_ratios_and_rates_are_sums_over_the_clean_token(kind: str, name: str, V:
 
 @quick
 @given(NAME, VOCAB, TIME, TIME, SEED)
-def test_reverse_steps_of_beliefs_are_bayes_rule(name: str, V: int, s: float, t: float, seed: int) -> None:
+def test_reverse_steps_and_posteriors_match_bayes_rule(name: str, V: int, s: float, t: float, seed: int) -> None:
     s, t = sorted((s, t))
     process = PROCESSES[name](V)
-    outputs, x_t, noise = one_of_each(process, t, seed)
+    outputs, x_t, noise = random_outputs(process, t, seed)
     earlier = process.noise(torch.full_like(noise.t, s))
     chain = matching_chain(process, 1)
     matrix = reference.transition(chain, t)
@@ -115,7 +115,7 @@ def test_reverse_steps_of_beliefs_are_bayes_rule(name: str, V: int, s: float, t:
         np.testing.assert_allclose(Denoiser().log_posterior(outputs, x_t, noise)[x].exp().numpy(), certain, atol=1e-12)
 
 
-# ---- at the truth -----------------------------------------------------------------------------------------------
+# ---- true outputs -----------------------------------------------------------------------------------------------
 
 
 def truth(process: TokenProcess, seed: int, t: float, L: int = 2):
@@ -139,8 +139,8 @@ def truth(process: TokenProcess, seed: int, t: float, L: int = 2):
 
 @settings(max_examples=12, deadline=None)
 @given(NAME, st.integers(2, 3), st.floats(0.01, 1.0), st.floats(0.0, 0.99), SEED)
-def test_all_agree_at_the_truth(name: str, V: int, t: float, fraction: float, seed: int) -> None:
-    """Given what they are meant to be given, all four yield the true ratios and Bayes' reverse step."""
+def test_true_outputs_give_true_ratios_and_steps(name: str, V: int, t: float, fraction: float, seed: int) -> None:
+    """With their true outputs, all four parameterizations yield the true ratios and Bayes' reverse step."""
     process, s = PROCESSES[name](V), fraction * t
     chain, p0, x_t, noise, ratios, posterior, belief = truth(process, seed, t)
     log_ratios = ratios.clamp_min(1e-300).log()
@@ -154,7 +154,7 @@ def test_all_agree_at_the_truth(name: str, V: int, t: float, fraction: float, se
     reverse = reference.reverse_transition(chain, p0, t, s)
     places = [chain.states.index(tuple(row)) for row in x_t.tolist()]
     by_state = reverse[:, places].T.reshape(len(x_t), *(process.num_states,) * 2)
-    expected = torch.from_numpy(np.stack([by_state.sum(2), by_state.sum(1)], 1))  # each position's own law
+    expected = torch.from_numpy(np.stack([by_state.sum(2), by_state.sum(1)], 1))  # the distribution of each position
     possible = can_jump(x_t, noise)[..., None].expand(ratios.shape)
     for kind, given_outputs in outputs.items():
         parameterization = PARAMETERIZATIONS[kind]
@@ -171,10 +171,10 @@ def test_all_agree_at_the_truth(name: str, V: int, t: float, fraction: float, se
 
 @quick
 @given(st.sampled_from(["denoiser", "plain denoiser", "bayes"]), NAME, VOCAB, TIME, st.floats(0.0, 1.0), SEED)
-def test_the_affine_path_is_the_dense_path(kind: str, name: str, V: int, t: float, fraction: float, seed: int) -> None:
+def test_affine_path_matches_dense_path(kind: str, name: str, V: int, t: float, fraction: float, seed: int) -> None:
     process, parameterization = PROCESSES[name](V), PARAMETERIZATIONS[kind]
     assert isinstance(parameterization, Affine)
-    outputs, x_t, noise = one_of_each(process, t, seed)
+    outputs, x_t, noise = random_outputs(process, t, seed)
     earlier = process.noise(torch.full_like(noise.t, fraction * t))
     fast = parameterization.reverse_step(outputs, x_t, noise, earlier)
     dense = Parameterization.reverse_step(parameterization, outputs, x_t, noise, earlier)
@@ -185,9 +185,9 @@ def test_the_affine_path_is_the_dense_path(kind: str, name: str, V: int, t: floa
     torch.testing.assert_close(score.others()[possible], others[possible], rtol=1e-9, atol=1e-9)
 
 
-def test_rescaling_touches_unmasked_ratios_only() -> None:
+def test_rescaling_changes_only_unmasked_ratios() -> None:
     process = cedd.roulette(5, 0.6)
-    outputs, x_t, noise = one_of_each(process, 0.01, 0)
+    outputs, x_t, noise = random_outputs(process, 0.01, 0)
     scaled, plain = (Denoiser(rescale).log_scores(outputs, x_t, noise) for rescale in (True, False))
     assert torch.equal(scaled[5], plain[5])
     assert float((scaled[:5] - plain[:5]).abs().max()) > 0.5
@@ -198,7 +198,7 @@ def test_rescaling_touches_unmasked_ratios_only() -> None:
     np.testing.assert_allclose(scaled[2].exp().numpy(), reference.denoiser_scores(matrix, f, 2) ** (np.arange(5) != 2))
 
 
-def test_the_rescaled_shuffle_clock() -> None:
+def test_rescaled_shuffle_clock() -> None:
     process, denoiser = cedd.roulette(4, 0.5), Denoiser()
     noise = process.noise(torch.tensor([0.0, 0.01, 0.9]))
     beta = denoiser.ratio_beta(noise)
@@ -212,7 +212,7 @@ def test_the_rescaled_shuffle_clock() -> None:
 
 
 @given(st.floats(0.0, 5.0))
-def test_rescalings(sigma: float) -> None:
+def test_rescaled_sigma(sigma: float) -> None:
     value = torch.tensor(sigma, dtype=torch.float64)
     assert float(Denoiser().rescaled_sigma(value, has_mask=False)) == max(sigma, 0.0015)
     expected = math.log(1.1 * sigma + 1.1) if sigma < 0.5 else sigma
@@ -222,22 +222,22 @@ def test_rescalings(sigma: float) -> None:
     assert float(Denoiser(rescale=False).rescaled_sigma(value, has_mask=True)) == sigma
 
 
-# ---- ends of floating point -------------------------------------------------------------------------------------
+# ---- floating-point extremes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "dtype"),
     covering(itertools.product(PROCESSES, PARAMETERIZATIONS, (torch.float32, torch.bfloat16))),
 )
-def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: torch.dtype) -> None:
+def test_results_are_finite_with_large_vocabulary(name: str, kind: str, dtype: torch.dtype) -> None:
     V = 50257
     process, parameterization = PROCESSES[name](V), PARAMETERIZATIONS[kind]
     times = [1e-9, 1e-6, 1e-3, 1.0]
     if dtype == torch.bfloat16:
-        times = times[::3]  # what is computed from outputs is float32 from the first operation on
+        times = times[::3]  # everything computed from outputs is float32
     outputs = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
-    outputs[1, 7] = 60.0  # sure, and right
-    outputs[2, 11] = 60.0  # sure, and wrong
+    outputs[1, 7] = 60.0  # confident and right
+    outputs[2, 11] = 60.0  # confident and wrong
     outputs = outputs.to(dtype)
     x_t = torch.tensor([7, 7, 7, V if process.has_mask else 3])
     for t in times:
@@ -263,11 +263,11 @@ def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: 
 
 @pytest.mark.parametrize("margin", [5.0, 15.0, 27.0, 40.0])
 @pytest.mark.parametrize("V", [27, 50257])
-def test_a_sure_denoiser_keeps_its_digits_in_float32(V: int, margin: float) -> None:
-    """1 - f_x, of which float32 has no digit near f_x = 1, by hand in float64: of its size are the ratios."""
+def test_confident_denoiser_keeps_precision_in_float32(V: int, margin: float) -> None:
+    """Near f_x = 1, 1 - f_x has no correct digit in float32, and the ratios are of its size; compare with float64."""
     outputs, t = torch.zeros(1, 1, V), 0.01
     outputs[0, 0, 5], outputs[0, 0, 7] = margin, -margin
-    others = (V - 2 + math.exp(-margin)) * math.exp(-margin)  # of which 1 is f_x
+    others = (V - 2 + math.exp(-margin)) * math.exp(-margin)  # relative to f_x
     e = math.expm1(float(cedd.uniform(V).beta(t)))
     base = (others + e / (e + V)) / (1 + others)
     right = [math.log(base + V / e * math.exp(o - margin) / (1 + others)) for o in (0.0, -margin)]
@@ -277,10 +277,10 @@ def test_a_sure_denoiser_keeps_its_digits_in_float32(V: int, margin: float) -> N
 
 
 @pytest.mark.parametrize("kind", PARAMETERIZATIONS)
-def test_at_time_zero_nothing_is_nan(kind: str) -> None:
+def test_no_nan_at_time_zero(kind: str) -> None:
     for make in PROCESSES.values():
         process = make(4)
-        outputs, x_t, noise = one_of_each(process, 0.0, 1)
+        outputs, x_t, noise = random_outputs(process, 0.0, 1)
         tokens = slice(0, 4)  # a mask has probability 0 at t = 0
         scores = PARAMETERIZATIONS[kind].log_scores(outputs, x_t, noise)
         assert not bool(scores.isnan().any())
@@ -288,7 +288,7 @@ def test_at_time_zero_nothing_is_nan(kind: str) -> None:
         assert not bool(posterior.isnan().any())
 
 
-def test_gradients_are_finite_near_zero() -> None:
+def test_gradients_are_finite_near_time_zero() -> None:
     for kind, parameterization in PARAMETERIZATIONS.items():
         for make in PROCESSES.values():
             process = make(50)
@@ -300,7 +300,7 @@ def test_gradients_are_finite_near_zero() -> None:
             assert bool(torch.isfinite(gradient).all()), kind
 
 
-def test_a_step_law_cuts_negative_jumps_and_keeps_the_total() -> None:
+def test_step_law_clips_negative_jumps_and_keeps_total() -> None:
     noise, x_t = cedd.absorb(3).noise(0.5), torch.tensor([3, 3, 1])
     stay, remask = torch.tensor([0.6, 1.0, 0.5]), torch.tensor([0.0, 0.0, 0.1])
     jumps = torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.0, 0.0], [0.4, 9.0, 0.4]])
@@ -312,9 +312,9 @@ def test_a_step_law_cuts_negative_jumps_and_keeps_the_total() -> None:
 
 @quick
 @given(NAME, VOCAB, TIME, st.floats(0.0, 1.0), SEED)
-def test_an_arbitrary_score_still_steps_by_a_law(name: str, V: int, t: float, fraction: float, seed: int) -> None:
+def test_reverse_step_of_any_score_is_distribution(name: str, V: int, t: float, fraction: float, seed: int) -> None:
     process = PROCESSES[name](V)
-    outputs, x_t, noise = one_of_each(process, t, seed)
+    outputs, x_t, noise = random_outputs(process, t, seed)
     for size in (1, 30):
         law = Score().reverse_step(size * outputs, x_t, noise, process.noise(torch.full_like(noise.t, fraction * t)))
         assert bool((law >= 0).all())
@@ -324,8 +324,8 @@ def test_an_arbitrary_score_still_steps_by_a_law(name: str, V: int, t: float, fr
 @pytest.mark.parametrize("kind", [Denoiser(rescale=False), Bayes()])
 @pytest.mark.parametrize(("p_m", "s"), [(0.3, 0.0), (0.15, 0.75), (0.05, 63 / 64), (0.05, 0.0), (0.005, 0.5)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_long_steps_of_a_hard_shuffle_keep_their_digits(kind: Affine, p_m: float, s: float, dtype: torch.dtype) -> None:
-    """exp(dbeta) reaches 1e86 here: a form with differences has no digit left, the beliefs' own has them all."""
+def test_long_strongly_shuffled_steps_keep_precision(kind: Affine, p_m: float, s: float, dtype: torch.dtype) -> None:
+    """exp(dbeta) reaches 1e86 here: formulas with differences would lose all digits, the one for beliefs loses none."""
     process, p0 = cedd.roulette(4, p_m), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     clean = torch.cat([p0, torch.zeros(1, dtype=torch.float64)])
     likelihood, between = process.transition_matrix(1.0), process.transition_matrix(1.0, s)
@@ -341,8 +341,8 @@ def test_long_steps_of_a_hard_shuffle_keep_their_digits(kind: Affine, p_m: float
 
 @pytest.mark.parametrize("p_m", [0.95, 0.3, 0.05, 0.005])
 @pytest.mark.parametrize("kind", [Score(), ScaledScore()])
-def test_scores_without_information_come_out_even(kind: Score, p_m: float) -> None:
-    """Ratios of one, up to rounding, at a noise level that has forgotten everything: the law is nearly uniform."""
+def test_uninformative_scores_give_nearly_uniform_posterior(kind: Score, p_m: float) -> None:
+    """Ratios of one, up to rounding, at a noise level that keeps no information: the posterior is nearly uniform."""
     process, x = cedd.roulette(6, p_m), torch.arange(7)[None]
     noise = process.noise(torch.ones(1)).like(x)
     outputs = 1e-7 * torch.randn(1, 7, 6, generator=torch.Generator().manual_seed(0))
@@ -357,7 +357,7 @@ def test_scores_without_information_come_out_even(kind: Score, p_m: float) -> No
         torch.testing.assert_close(posterior[0, -1], torch.full((6,), 1 / 6), rtol=0, atol=0.05)
 
 
-def test_low_scores_near_zero_still_have_a_posterior() -> None:
+def test_low_scores_near_time_zero_give_uniform_posterior() -> None:
     process, x = cedd.absorb(5), torch.tensor([[5]])
     noise = process.noise(torch.tensor([1e-9])).like(x)
     posterior = Score().log_posterior(torch.full((1, 1, 5), -20.0), x, noise)

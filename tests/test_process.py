@@ -1,4 +1,4 @@
-"""The token process against the dense oracle: kernels, rates, ends, samples, and what it refuses."""
+"""The token process against the dense oracle: kernels, rates, ends, samples, and errors."""
 
 import json
 import math
@@ -36,7 +36,7 @@ PROCESS = st.one_of(
     st.builds(lambda V, p, a, b: cedd.hybrid(V, p, rise=a, fall=b), VOCAB, st.floats(0.0, 0.9), POWER, POWER),
 )
 NODES = [t for t, _ in reference.time_nodes(384)]
-"""With 256 an integral is 1e-8 off where shuffling is 20 times as fast as masking; with 384, 2e-13."""
+"""With 256 nodes an integral is off by 1e-8 if shuffling is 20 times as fast as masking; with 384, by 2e-13."""
 quick = settings(max_examples=30, deadline=None)
 
 
@@ -49,7 +49,7 @@ def dense(process: TokenProcess, t: float, s: float = 0.0) -> np.ndarray:
 
 @quick
 @given(PROCESS, TIME, TIME)
-def test_transitions_are_the_oracles(process: TokenProcess, s: float, t: float) -> None:
+def test_transition_matrices_match_oracle(process: TokenProcess, s: float, t: float) -> None:
     s, t = sorted((s, t))
     matrix = dense(process, t, s)
     assert np.abs(matrix.sum(0) - 1).max() < 1e-12
@@ -60,7 +60,7 @@ def test_transitions_are_the_oracles(process: TokenProcess, s: float, t: float) 
 
 @quick
 @given(PROCESS, st.lists(TIME, min_size=3, max_size=3))
-def test_semigroup_and_inverse(process: TokenProcess, times: list[float]) -> None:
+def test_kernel_semigroup_and_inverse(process: TokenProcess, times: list[float]) -> None:
     r, s, t = sorted(times)
     assert np.abs(dense(process, t, s) @ dense(process, s, r) - dense(process, t, r)).max() < 1e-12
     kernel = process.kernel(t, s)
@@ -71,7 +71,7 @@ def test_semigroup_and_inverse(process: TokenProcess, times: list[float]) -> Non
 
 @quick
 @given(PROCESS, st.floats(0.01, 0.99))
-def test_the_rate_matrix_is_the_derivative(process: TokenProcess, t: float) -> None:
+def test_rate_matrix_is_derivative_of_transition_matrix(process: TokenProcess, t: float) -> None:
     rates = process.rate_matrix(t).numpy()
     assert np.abs(rates.sum(0)).max() < 1e-12 * (1 + np.abs(rates).max())
     assert np.abs(rates - reference.rate_matrix(matching_chain(process, 1), t)).max() < 1e-9 * (1 + np.abs(rates).max())
@@ -82,7 +82,7 @@ def test_the_rate_matrix_is_the_derivative(process: TokenProcess, t: float) -> N
 
 @quick
 @given(PROCESS, TIME, TIME, st.integers(0, 99))
-def test_columns_entries_and_products_in_order_v(process: TokenProcess, s: float, t: float, seed: int) -> None:
+def test_columns_entries_and_products_match_dense_matrix(process: TokenProcess, s: float, t: float, seed: int) -> None:
     s, t = sorted((s, t))
     kernel, n = process.kernel(t, s), process.num_states
     for k in (kernel, kernel.inverse()):
@@ -96,7 +96,7 @@ def test_columns_entries_and_products_in_order_v(process: TokenProcess, s: float
 
 @quick
 @given(PROCESS, st.floats(1e-9, 1.0))
-def test_the_parts_of_a_kernel(process: TokenProcess, t: float) -> None:
+def test_kernel_parts_are_consistent(process: TokenProcess, t: float) -> None:
     k, V = process.kernel(t), process.vocab_size
     assert float(k.keep + k.shuffled + k.a) == pytest.approx(1.0, abs=1e-14)
     assert float(k.c - k.b) == pytest.approx(float(k.keep), rel=1e-9, abs=1e-15)
@@ -120,8 +120,8 @@ def test_bayes_consistency(process: TokenProcess, s: float, gap: float, seed: in
     torch.testing.assert_close(late @ reverse, early)
 
 
-def test_digits_near_zero_at_a_real_vocabulary() -> None:
-    """The obvious 1 - V/(expm1(sigma)+V) is 0 in float32 there."""
+def test_kernel_keeps_precision_near_zero_with_large_vocabulary() -> None:
+    """The naive formula 1 - V/(expm1(sigma)+V) gives 0 in float32 there."""
     k = cedd.uniform(50257).kernel(1e-9)
     assert float(k.expm1_beta) == pytest.approx(0.999e-9, rel=1e-8)
     assert float(k.b * 50257) == pytest.approx(0.999e-9, rel=1e-8)
@@ -132,7 +132,7 @@ def test_digits_near_zero_at_a_real_vocabulary() -> None:
 
 @quick
 @given(VOCAB, TIME)
-def test_roulette_becomes_absorb(V: int, t: float) -> None:
+def test_roulette_approaches_absorb(V: int, t: float) -> None:
     assert np.abs(dense(cedd.roulette(V, 1.0), t) - dense(cedd.absorb(V), t)).max() < 1e-14
     gap = np.abs(dense(cedd.roulette(V, 1 - 1e-7), t) - dense(cedd.absorb(V), t)).max()
     assert gap < 1e-6
@@ -140,7 +140,7 @@ def test_roulette_becomes_absorb(V: int, t: float) -> None:
 
 @quick
 @given(VOCAB, st.floats(0.0, 1.0))
-def test_roulette_becomes_uniform_with_the_rates_matched(V: int, t: float) -> None:
+def test_roulette_approaches_uniform_at_matched_rates(V: int, t: float) -> None:
     """roulette(p_m) runs at sigma/p_m: a schedule p_m times as fast leaves the shuffle clock of uniform."""
     p_m, power = 1e-8, 1.0
     slow = Polynomial(power=p_m * power, eps=0.01)
@@ -149,7 +149,7 @@ def test_roulette_becomes_uniform_with_the_rates_matched(V: int, t: float) -> No
     assert dense(roulette, t)[V, :V].max() < 1e-6
 
 
-def test_a_constant_eroulette_is_roulette_at_its_own_speed() -> None:
+def test_eroulette_with_constant_share_matches_roulette() -> None:
     t = 0.7
     by_p_m, by_share = cedd.eroulette(4, p_m=0.6), cedd.eroulette(4, mask_share=0.6)
     expected = cedd.roulette(4, 0.6, Polynomial(0.6, 1e-3))
@@ -157,7 +157,7 @@ def test_a_constant_eroulette_is_roulette_at_its_own_speed() -> None:
         assert np.abs(dense(process, t) - dense(expected, t)).max() < 1e-12
 
 
-def test_capabilities() -> None:
+def test_process_capabilities() -> None:
     names = ("has_mask", "can_shuffle", "mask_id", "num_states")
     assert [getattr(cedd.absorb(4), name) for name in names] == [True, False, 4, 5]
     assert [getattr(cedd.uniform(4), name) for name in names] == [False, True, None, 4]
@@ -171,7 +171,7 @@ def test_capabilities() -> None:
 
 @quick
 @given(PROCESS)
-def test_terminal_terms_by_brute_force(process: TokenProcess) -> None:
+def test_terminal_terms_match_brute_force(process: TokenProcess) -> None:
     chain = matching_chain(process, 1)
     terminal, prior = process.terminal(), reference.prior(chain)
     assert np.abs(process.prior().numpy() - prior).max() < 1e-12
@@ -187,14 +187,14 @@ def test_terminal_terms_by_brute_force(process: TokenProcess) -> None:
 @settings(max_examples=12, deadline=None)
 @given(PROCESS)
 @example(cedd.roulette(2, 0.05, Cosine(0.01)))
-def test_the_out_rate_by_quadrature(process: TokenProcess) -> None:
+def test_integrated_out_rate_matches_quadrature(process: TokenProcess) -> None:
     assume(process.schedule is not None and process.axis.start == 0.0)  # hybrid's: test_clocks
     chain = matching_chain(process, 1, NODES)
     p0 = np.full(process.vocab_size, 1 / process.vocab_size)
     assert process.integrated_out_rate() == pytest.approx(reference.out_rate_integral(chain, p0, len(NODES)), abs=1e-10)
 
 
-def test_the_out_rate_of_a_geometric_schedule() -> None:
+def test_integrated_out_rate_of_geometric_schedule() -> None:
     process = cedd.roulette(3, 0.6, Geometric(0.1, 5.0))
     nodes, weights = np.polynomial.legendre.leggauss(200)
     t = torch.from_numpy((nodes + 1) / 2)
@@ -205,7 +205,7 @@ def test_the_out_rate_of_a_geometric_schedule() -> None:
 @settings(max_examples=12, deadline=None)
 @given(PROCESS)
 @example(cedd.roulette(2, 0.05, Cosine(0.01)))
-def test_the_corrected_probability_is_that_of_being_masked_as_another_token(process: TokenProcess) -> None:
+def test_corrected_probability_matches_quadrature(process: TokenProcess) -> None:
     assume(process.schedule is not None and process.axis.start == 0.0)
     chain = matching_chain(process, 1, NODES)
 
@@ -217,15 +217,15 @@ def test_the_corrected_probability_is_that_of_being_masked_as_another_token(proc
 
 @quick
 @given(VOCAB, P_M)
-def test_the_papers_formula_for_corrected_tokens(V: int, p_m: float) -> None:
+def test_corrected_probability_matches_paper_formula(V: int, p_m: float) -> None:
     process = cedd.roulette(V, p_m)
     end = process.axis.end / p_m
     printed = (V - 1) / V * (math.exp(-end) * p_m - math.exp(-end * p_m) + 1 - p_m)
     assert process.corrected_probability() == pytest.approx(printed, abs=1e-12)
 
 
-def test_the_constants_of_the_papers_tables() -> None:
-    """J1 - J2 per token, which no network influences, at V = 50257 and eps = 1e-3."""
+def test_bound_constants_match_paper_tables() -> None:
+    """J1 - J2 per token, which does not depend on the network, at V = 50257 and eps = 1e-3."""
     for process, expected in (
         (cedd.absorb(50257), 0.0079),
         (cedd.roulette(50257), 0.0118),
@@ -238,8 +238,8 @@ def test_the_constants_of_the_papers_tables() -> None:
 # ---- samples ----------------------------------------------------------------------------------------------------
 
 
-def statistic(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """The chi-square statistic's p-value; impossible states must not have been drawn."""
+def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """The p-value of the chi-square test; impossible states must not have been drawn."""
     possible = probabilities > 0
     assert counts[~possible].sum() == 0
     expected = counts.sum() * probabilities[possible]
@@ -249,30 +249,30 @@ def statistic(counts: np.ndarray, probabilities: np.ndarray) -> float:
 
 # Seven tests at 1e-4 each: with other seeds, one run in 1,400 would fail by chance.
 @pytest.mark.parametrize("process", [cedd.absorb(4), cedd.uniform(4), cedd.roulette(4, 0.6), cedd.roulette(4, 0.2)])
-def test_samples_follow_the_kernel(process: TokenProcess) -> None:
+def test_samples_follow_kernel(process: TokenProcess) -> None:
     generator = torch.Generator().manual_seed(20)
     x0 = torch.full((2, 60_000), 1)
     x_t = process.sample(x0, torch.tensor([0.3, 0.8]), generator)
     for row, t in zip(x_t, (0.3, 0.8), strict=True):
         counts = np.bincount(row.numpy(), minlength=process.num_states)
         # t is float32 here, as a user would give it.
-        assert statistic(counts, dense(process, float(torch.tensor(t)))[:, 1]) > 1e-4
+        assert p_value(counts, dense(process, float(torch.tensor(t)))[:, 1]) > 1e-4
 
 
-def test_a_kernel_between_times_keeps_masks() -> None:
+def test_kernel_between_times_keeps_masks() -> None:
     process = cedd.roulette(4, 0.6)
     x = torch.full((1, 50_000), 4)
     assert bool((process.kernel(0.9, 0.2).sample(x) == 4).all())
 
 
-def test_samples_repeat_with_their_seed() -> None:
+def test_same_seed_gives_same_samples() -> None:
     process, x0 = cedd.roulette(4), torch.zeros(3, 50, dtype=torch.int64)
     first, second = (process.sample(x0, 0.5, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(process.sample(x0, 0.0), x0)
 
 
-def test_a_geometric_schedule_jumps_at_zero() -> None:
+def test_geometric_schedule_jumps_at_zero() -> None:
     process = cedd.uniform(4, Geometric(0.5, 5.0))
     assert float(process.beta(0.0)) == 0.0
     assert float(process.beta(1e-300)) == pytest.approx(0.5)
@@ -282,7 +282,7 @@ def test_a_geometric_schedule_jumps_at_zero() -> None:
 # ---- shapes -----------------------------------------------------------------------------------------------------
 
 
-def test_stacked_fields_make_the_record_again() -> None:
+def test_stacked_noise_round_trips() -> None:
     noise = cedd.roulette(5).noise(torch.linspace(0.1, 0.9, 4, dtype=torch.float64))
     values = noise.stacked()
     assert values.shape == (4, 5)
@@ -292,7 +292,7 @@ def test_stacked_fields_make_the_record_again() -> None:
     assert (one.vocab_size, one.has_mask) == (5, True)
 
 
-def test_fields_spread_and_rows_are_picked() -> None:
+def test_noise_fields_broadcast_and_rows_are_selected() -> None:
     noise = cedd.roulette(4).noise(torch.tensor([0.1, 0.7]))
     x = torch.zeros(2, 3, dtype=torch.int64)
     wide = noise.like(x)
@@ -309,13 +309,13 @@ def test_fields_spread_and_rows_are_picked() -> None:
 
 @quick
 @given(PROCESS, TIME)
-def test_a_process_survives_json(process: TokenProcess, t: float) -> None:
+def test_process_config_round_trips_through_json(process: TokenProcess, t: float) -> None:
     again = process_from_config(json.loads(json.dumps(process.config())))
     assert again.config() == process.config()
     assert torch.equal(again.transition_matrix(t), process.transition_matrix(t))
 
 
-def test_a_function_of_time_cannot_be_saved() -> None:
+def test_unregistered_share_cannot_be_saved() -> None:
     with pytest.raises(
         ValueError, match=r"the share of masking <lambda> cannot be saved: add it to cedd.clocks.SHARES"
     ):
@@ -323,11 +323,11 @@ def test_a_function_of_time_cannot_be_saved() -> None:
 
 
 @dataclass(frozen=True)
-class Slowly(Clocks):
-    """A mask clock of its own, and no shuffles."""
+class QuadraticMasking(Clocks):
+    """A custom mask clock, without shuffling."""
 
     speed: float = 2.0
-    p_m: float = 1.0  # a plain number, whatever fields of that name are elsewhere
+    p_m: float = 1.0  # a plain number, unlike fields of that name elsewhere
 
     def alpha(self, t: torch.Tensor | float) -> torch.Tensor:
         return self.speed * double(t) ** 2
@@ -345,18 +345,18 @@ def squared(t: torch.Tensor) -> torch.Tensor:
     return t**2
 
 
-def test_a_process_of_ones_own_is_saved_by_its_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = TokenProcess(4, True, Slowly(3.0))
-    with pytest.raises(ValueError, match=r"Slowly cannot be saved: add it to cedd\.clocks\.CLOCKS"):
+def test_custom_process_is_saved_once_its_clocks_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = TokenProcess(4, True, QuadraticMasking(3.0))
+    with pytest.raises(ValueError, match=r"QuadraticMasking cannot be saved: add it to cedd\.clocks\.CLOCKS"):
         own.config()
-    monkeypatch.setitem(CLOCKS, "slowly", Slowly)
+    monkeypatch.setitem(CLOCKS, "slowly", QuadraticMasking)
     assert own.config()["clocks"] == {"name": "slowly", "speed": 3.0, "p_m": 1.0}
     monkeypatch.setitem(SHARES, "squared", squared)
     for process in (own, cedd.eroulette(4, mask_share=squared, schedule=Cosine(0.01))):
         assert process_from_config(json.loads(json.dumps(process.config()))) == process
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------
+# ---- errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -388,12 +388,12 @@ def test_a_process_of_ones_own_is_saved_by_its_clocks(monkeypatch: pytest.Monkey
         (lambda: process_from_config({"name": "nothing"}), "unknown process 'nothing'; use one of absorb"),
     ],
 )
-def test_refusals(make, message: str) -> None:
+def test_invalid_arguments_are_rejected(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_rate_matrices_come_one_a_time() -> None:
+def test_rate_matrices_are_stacked_over_times() -> None:
     times = torch.tensor([0.1, 0.5, 0.9])
     for process in (cedd.uniform(3), cedd.roulette(4, 0.6)):
         stacked = process.rate_matrix(times)
@@ -401,7 +401,7 @@ def test_rate_matrices_come_one_a_time() -> None:
             torch.testing.assert_close(matrix, process.rate_matrix(t), rtol=0, atol=0)
 
 
-def test_corrected_tokens_count_the_noise_before_a_geometric_schedule_starts() -> None:
+def test_corrected_probability_includes_initial_noise_of_geometric_schedule() -> None:
     low, high, p_m, V = 0.3, 5.0, 0.7, 4
     process = cedd.roulette(V, p_m, cedd.Geometric(low, high))
     sigma = high / p_m
@@ -420,18 +420,18 @@ def test_corrected_tokens_count_the_noise_before_a_geometric_schedule_starts() -
         (lambda: cedd.uniform(5).check_states(torch.tensor([[5]])), "no mask"),
     ],
 )
-def test_what_is_no_process_is_refused(make, message: str) -> None:
+def test_invalid_process_arguments_are_rejected(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_numbers_of_other_libraries_are_saved_as_plain_ones() -> None:
+def test_numpy_scalars_are_saved_as_plain_numbers() -> None:
     process = cedd.roulette(np.int64(5), np.float32(0.5))  # pyright: ignore[reportArgumentType]
     assert cedd.process_from_config(json.loads(json.dumps(process.config()))) == process
 
 
-def test_a_process_is_two_clocks_and_nothing_else() -> None:
-    """What a subclass overrides would not be used by losses and bounds."""
+def test_process_subclass_may_not_override_methods() -> None:
+    """Losses and bounds would not call the methods that a subclass overrides."""
     message = "Own overrides kernel, sample of TokenProcess, which .* do not call: a process is two clocks"
     with pytest.raises(TypeError, match=message):
         type("Own", (TokenProcess,), {"sample": lambda self, x0, t: x0, "kernel": None})

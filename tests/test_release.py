@@ -1,4 +1,4 @@
-"""What is released: one version, an sdist that builds the wheel, and a wheel that works without the repository."""
+"""The release: one version, an sdist that builds the wheel, and a wheel that works without the repository."""
 
 import os
 import re
@@ -22,7 +22,7 @@ DATA = [file.relative_to(SOURCE) for kind in ("model.safetensors", "page.html") 
 
 
 def run(words: list[str], folder: Path, **environment: str) -> str:
-    """What a command prints, run in a folder."""
+    """Run a command in a folder and return its output."""
     done = subprocess.run(
         words, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
@@ -30,16 +30,16 @@ def run(words: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-UNPACKED = (
+HATCHLING_WITHOUT_COMPRESSION = (
     "import zlib; pack = zlib.compressobj; zlib.compressobj = lambda level, *more: pack(0, *more)\n"
     "import sys; from hatchling.cli import hatchling; sys.exit(hatchling())"
 )
-"""Hatchling, which spends its time on packing weights that hardly get smaller: here all is stored as it is."""
+"""Hatchling, storing files uncompressed: most of its time goes into weights that hardly get smaller."""
 
 
 def build(source: Path, target: str, folder: Path) -> Path:
-    """Build a wheel or an sdist, as `make build` does; the file."""
-    run([sys.executable, "-c", UNPACKED, "build", "-t", target, "-d", str(folder)], source)
+    """Build a wheel or an sdist, as `make build` does, and return the file."""
+    run([sys.executable, "-c", HATCHLING_WITHOUT_COMPRESSION, "build", "-t", target, "-d", str(folder)], source)
     (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return file
 
@@ -51,42 +51,42 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist alone."""
+    """Built only from the sdist."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     return build(folder / f"cedd-{cedd.__version__}", "wheel", tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_version_stands_in_one_place():
+def test_version_is_defined_in_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/cedd/__init__.py"
 
 
-def test_files_are_named_by_the_version(wheel: Path, sdist: Path):
+def test_artifact_names_contain_version(wheel: Path, sdist: Path):
     assert wheel.name == f"cedd-{cedd.__version__}-py3-none-any.whl"
     assert sdist.name == f"cedd-{cedd.__version__}.tar.gz"
 
 
-def test_the_wheel_has_all_of_the_package(wheel: Path):
+def test_wheel_contains_all_package_files(wheel: Path):
     tracked = run(["git", "ls-files", "src/cedd"], ROOT).split() if (ROOT / ".git").exists() else []
     expected = {name.removeprefix("src/") for name in tracked if (ROOT / name).exists()}
     assert {*expected, *map(str, DATA), "cedd/py.typed"} <= set(ZipFile(wheel).namelist())
 
 
 @pytest.mark.slow
-def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
-    """Its dependencies are those of the environment that runs the tests: nothing is downloaded."""
+def test_wheel_works_in_fresh_environment(wheel: Path, tmp_path: Path):
+    """Its dependencies come from the environment that runs the tests: nothing is downloaded."""
     venv.create(tmp_path / "env", symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
-    # The folder of a .pth file is searched, but its own .pth files are not read: no editable cedd comes with it.
+    # A folder listed in a .pth file is searched, but .pth files in it are not read: no editable cedd is found.
     packages = Path(
         run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip()
     )
     (packages / "dependencies.pth").write_text("\n".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}))
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
-    install += ["--no-compile"]  # the few modules that are asked for are compiled when they are
+    install += ["--no-compile"]  # the few modules that are needed are compiled on import
     run([*install, str(wheel)], tmp_path)
 
     def there(*words: str) -> str:
@@ -94,7 +94,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Pat
 
     assert there("cedd", "--version") == f"cedd {cedd.__version__}"
     assert "correct" in there("cedd", "--help")
-    # The command as its script runs it, in a process that says first which package it has.
+    # Run the installed script in a process that first prints which package it imports.
     words, script = ["cedd", "correct", "teh cat sat on teh mat"], str(python.parent / "cedd")
     code = f"import cedd, runpy, sys; print(cedd.__file__); sys.argv = {words}; "
     code += f"runpy.run_path({script!r}, run_name='__main__')"
@@ -104,8 +104,8 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Pat
     ]
 
 
-def test_the_build_takes_the_models_along():
-    """Hatch packs all of src/cedd that git does not ignore; nothing here may leave weights out."""
+def test_build_includes_packaged_models():
+    """Hatch includes everything in src/cedd that git does not ignore; no setting may exclude the weights."""
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
     assert targets["wheel"]["packages"] == ["src/cedd"]
     assert "src" in targets["sdist"]["include"]
@@ -116,8 +116,8 @@ def test_the_build_takes_the_models_along():
             assert subprocess.run(["git", "check-ignore", "-q", str(SOURCE / file)], cwd=ROOT).returncode == 1
 
 
-def test_the_source_has_what_its_pages_speak_of():
-    """Every entry of the list is there, and so is every file of the repository that README runs or links to."""
+def test_sdist_includes_files_referenced_by_readme():
+    """Every listed entry exists, and so does every file of the repository that README runs or links to."""
     target = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
     included = set(target["include"])
     assert all((ROOT / name).exists() for name in included)
@@ -130,11 +130,11 @@ def test_the_source_has_what_its_pages_speak_of():
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What runs and checks the repository elsewhere
+# Continuous integration, pre-commit and citation
 
 
-def test_the_workflow_runs_what_readme_names():
-    """Its commands and the variables it sets stand in README; its Pythons are those of pyproject.toml."""
+def test_workflow_commands_are_documented_in_readme():
+    """README lists its commands and the variables it sets; its Python versions are those of pyproject.toml."""
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8"))
     readme, job = (ROOT / "README.md").read_text("utf-8"), workflow["jobs"]["test"]
     commands = [step["run"] for step in job["steps"] if "run" in step]
@@ -147,7 +147,7 @@ def test_the_workflow_runs_what_readme_names():
     }
 
 
-def test_pre_commit_runs_what_make_lint_runs():
+def test_pre_commit_hooks_match_make_lint():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     hooks = [hook["entry"] for repository in config["repos"] for hook in repository["hooks"]]
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
@@ -155,8 +155,8 @@ def test_pre_commit_runs_what_make_lint_runs():
     assert hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
 
 
-def test_the_citation_is_that_of_this_version_and_of_the_paper():
-    """The form asks for the first four; README has the paper's title and authors."""
+def test_citation_matches_version_and_paper():
+    """The format requires the first four keys; README has the paper's title and authors."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
     assert citation["version"] == cedd.__version__

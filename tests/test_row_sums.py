@@ -1,4 +1,4 @@
-"""Sums over the vocabulary: against float64 loops, and the kernels against the torch twins."""
+"""Sums over the vocabulary: against float64 loops, and the kernels against the PyTorch implementations."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cedd import row_sums
 from cedd.row_sums import log_sum_exp, score_sums, softplus_sum
-from tests.interpreted import compiled_for_a_chip, run_interpreted
+from tests.interpreted import compile_for_hopper, run_interpreted
 
 Sums = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -24,7 +24,7 @@ def all_sums(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, ...
 
 
 def by_loops(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, ...]:
-    """The same by the definitions, a number at a time."""
+    """The same sums by their definitions, one number at a time."""
     results: list[list[float]] = []
     for row, shift, left_out in zip(outputs.double().tolist(), offset.tolist(), skip.tolist(), strict=True):
         others = [value for y, value in enumerate(row) if y != left_out]
@@ -42,12 +42,12 @@ def by_loops(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, ...
     return tuple(torch.tensor(results, dtype=torch.float64).unbind(1))
 
 
-def some_rows(
+def random_rows(
     rows: int, size: int, dtype: torch.dtype, far: float = 0.0, device: str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, offsets that take most of them below 0, and a token to skip, in a third of the rows none.
+    """Outputs, offsets that make most of them negative, and a token to skip (none in a third of the rows).
 
-    far: how far all outputs of a row are from 0.
+    far: the distance of all outputs from 0.
     """
     generator = torch.Generator().manual_seed(size)
     outputs = (3 * torch.randn(rows, size, generator=generator) + far).to(dtype)
@@ -61,15 +61,15 @@ def some_rows(
 @pytest.mark.parametrize("far", [0.0, 300.0, -300.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [2, 7, 130])
-def test_sums_are_those_of_loops(size: int, dtype: torch.dtype, far: float) -> None:
-    rows = some_rows(13, size, dtype, far)
+def test_sums_match_loops(size: int, dtype: torch.dtype, far: float) -> None:
+    rows = random_rows(13, size, dtype, far)
     close = 1e-12 if dtype == torch.float64 else 2e-5 if far else 2e-6
     for found, expected in zip(all_sums(*rows), by_loops(*rows), strict=True):
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, expected, rtol=close, atol=close)
 
 
-def test_what_is_impossible_costs_nothing_or_everything() -> None:
+def test_sums_with_impossible_tokens() -> None:
     outputs = torch.tensor([[0.0, -math.inf, 1.0], [-math.inf] * 3])
     offset, skip = torch.zeros(2, dtype=torch.float64), torch.tensor([3, 3])
     assert log_sum_exp(outputs).tolist() == pytest.approx([math.log(1 + math.e), -math.inf])
@@ -79,7 +79,7 @@ def test_what_is_impossible_costs_nothing_or_everything() -> None:
 
 
 def check_kernels(device: str) -> None:
-    """The kernels' sums are those of the twins in float64, to what float32 can tell."""
+    """The kernels match the PyTorch implementations in float64, up to float32 rounding."""
     from cedd.row_sums.kernels_triton import log_sum_exp_of_rows, score_sums_of_rows, softplus_sum_of_rows
 
     for size, dtype, far in (
@@ -88,7 +88,7 @@ def check_kernels(device: str) -> None:
         (2048, torch.float16, 0.0),
         (5001, torch.float32, -300.0),
     ):
-        outputs, offset, skip = some_rows(7, size, dtype, far, device)
+        outputs, offset, skip = random_rows(7, size, dtype, far, device)
         found = (
             log_sum_exp_of_rows(outputs, None),
             log_sum_exp_of_rows(outputs, skip),
@@ -102,16 +102,16 @@ def check_kernels(device: str) -> None:
     torch.testing.assert_close(log_sum_exp_of_rows(impossible, None), log_sum_exp(impossible.double()))
     empty = torch.empty(0, 9, device=device)
     assert log_sum_exp_of_rows(empty, nothing[:0]).shape == (0,)
-    wide = torch.randn(4, 18, device=device)[:, ::2]  # whose columns are not next to each other
+    wide = torch.randn(4, 18, device=device)[:, ::2]  # whose columns are not contiguous
     torch.testing.assert_close(log_sum_exp_of_rows(wide, None), log_sum_exp(wide.double()), rtol=1e-6, atol=1e-9)
 
 
-def test_kernels_interpreted() -> None:
+def test_interpreted_kernels_match_torch() -> None:
     run_interpreted("from tests.test_row_sums import check_kernels; check_kernels('cpu')")
 
 
 @pytest.mark.parametrize("kernel", ["_log_sum_exp_kernel", "_softplus_kernel", "_score_kernel"])
-def test_kernels_compile_for_a_chip(kernel: str) -> None:
+def test_kernels_compile_with_vectorized_loads(kernel: str) -> None:
     pytest.importorskip("triton")
     from cedd.row_sums import kernels_triton
 
@@ -119,14 +119,14 @@ def test_kernels_compile_for_a_chip(kernel: str) -> None:
     types |= {"highs": "*fp32", "lows": "*fp32", "results": "*fp64", "log_results": "*fp64"}
     constants, warps = {"BLOCK": kernels_triton.BLOCK}, kernels_triton.WARPS
     aligned = ("outputs", "row_stride", "whole")
-    code = compiled_for_a_chip(getattr(kernels_triton, kernel), types, constants, warps, aligned)
+    code = compile_for_hopper(getattr(kernels_triton, kernel), types, constants, warps, aligned)
     assert "ld.global.v4.b32" in code  # 16 bytes at once
 
 
 @pytest.mark.gpu
-def test_kernels_on_the_device() -> None:
+def test_kernels_match_torch_on_gpu() -> None:
     check_kernels("cuda")
-    outputs, offset, skip = some_rows(300, 50257, torch.bfloat16, 5.0, "cuda")
+    outputs, offset, skip = random_rows(300, 50257, torch.bfloat16, 5.0, "cuda")
     with torch.no_grad():
         assert row_sums._takes_kernel(outputs)
         for found, expected in zip(

@@ -1,4 +1,4 @@
-"""Files and folders are complete or absent, and nothing is left behind by the dead or taken from the living."""
+"""Files and folders are complete or absent, and only leftovers of dead processes are removed."""
 
 import errno
 import os
@@ -48,14 +48,14 @@ def names(folder: Path) -> list[str]:
 
 
 def failing_write(path: Path, named: bool) -> None:
-    """What a full disk does to a file."""
+    """Fail as a write to a full disk does."""
     path.touch()
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([str(path)] if named else []))
 
 
 @pytest.mark.parametrize("name", ["\u3042" * 80, "two\nlines"], ids=["long", "lines"])
-def test_a_file_may_have_any_name_that_the_system_takes(tmp_path: Path, name: str) -> None:
-    """What a killed process left of it is found, too."""
+def test_unusual_file_names_are_supported(tmp_path: Path, name: str) -> None:
+    """Leftovers of a killed process are found, too."""
     path = tmp_path / name
     with atomic_file(path) as new:
         new.write_text("whole")
@@ -68,8 +68,8 @@ def test_a_file_may_have_any_name_that_the_system_takes(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o460])
-def test_what_replaces_a_private_file_is_private_while_it_is_written(tmp_path: Path, mode: int) -> None:
-    """And can be written also where that file's owner, who is somebody else, may not."""
+def test_replacement_of_private_file_is_private_while_being_written(tmp_path: Path, mode: int) -> None:
+    """It is writable by its owner even if the mode of the replaced file does not allow that."""
     path = tmp_path / "letter"
     path.touch()
     path.chmod(mode)
@@ -80,8 +80,8 @@ def test_what_replaces_a_private_file_is_private_while_it_is_written(tmp_path: P
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, named: bool) -> None:
-    """However deep the temporary folder it happened in; a write that says no name is that of the innermost file."""
+def test_write_error_names_requested_file(tmp_path: Path, named: bool) -> None:
+    """In temporary folders of any depth; an error without a file name is attributed to the innermost file."""
     model, there = tmp_path / "model", tmp_path / "there"
     there.mkdir()
 
@@ -103,7 +103,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, named: bool)
     assert names(there) == []
 
 
-def test_a_file_is_replaced_or_left_as_it_was(tmp_path: Path):
+def test_file_is_replaced_or_left_unchanged(tmp_path: Path):
     path = tmp_path / "file.txt"
     atomic_write(path, b"old")
 
@@ -121,11 +121,11 @@ def test_a_file_is_replaced_or_left_as_it_was(tmp_path: Path):
     assert names(tmp_path) == ["file.txt"]
 
 
-def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_symbolic_link_is_kept_and_its_target_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     link, target = Path("link.html"), tmp_path / "target.html"
     link.symlink_to("target.html")
-    for content in (b"first", b"second"):  # where nothing is yet, and over a file
+    for content in (b"first", b"second"):  # a new target, then an existing one
         check_writable(link, (".html",))
         atomic_write(link, content)
         assert target.read_bytes() == content
@@ -138,7 +138,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path, monkey
     assert names(folder) == ["last"]
 
 
-def test_a_link_that_leads_nowhere_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_broken_link_error_names_missing_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("no/such/file.html")
     with pytest.raises(ValueError, match=rf"folder not found: {tmp_path}/no/such \(to write file.html\)"):
@@ -153,11 +153,11 @@ def test_a_link_that_leads_nowhere_says_where(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of our own, entered by a user whom file modes bind: root may write anywhere."""
+    """A temporary current folder, as an unprivileged user: file modes do not restrict root."""
     if not hasattr(os, "setresuid"):
-        pytest.skip("this system has no file modes, or none that a user can be changed for")
+        pytest.skip("this system cannot change the user of a process")
     root = os.getuid() == 0
-    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to others
+    with tempfile.TemporaryDirectory() as name:  # other users cannot enter pytest's folders
         monkeypatch.chdir(name)
         try:
             if root:
@@ -172,7 +172,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
                 os.setresuid(0, 0, 0)
 
 
-def test_what_is_write_protected_stays_as_it_is(nobody: Path):
+def test_write_protected_files_are_left_unchanged(nobody: Path):
     folder, letter = Path("protected"), Path("letter.txt")
     folder.mkdir()
     letter.write_text("a speling mistake\n")
@@ -196,8 +196,8 @@ def test_what_is_write_protected_stays_as_it_is(nobody: Path):
     assert names(folder) == []
 
 
-def test_what_may_not_be_read_says_so(nobody: Path):
-    """safetensors says of each file that it cannot open that there is none."""
+def test_unreadable_file_is_named_in_error(nobody: Path):
+    """safetensors reports every file that it cannot open as missing."""
     file, lexicon = Path("model.safetensors"), Path("words.safetensors")
     save_weights(file, {"w": torch.zeros(2)})
     lexicon.write_bytes(b"")
@@ -211,7 +211,7 @@ def test_what_may_not_be_read_says_so(nobody: Path):
         load_lexicon(lexicon)
 
 
-def test_a_folder_that_is_there_already_stays(tmp_path: Path):
+def test_atomic_folder_keeps_existing_folder(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "theirs").touch()
     with pytest.raises(FileExistsError, match="folder"), atomic_folder(tmp_path / "folder") as temporary:
@@ -220,7 +220,7 @@ def test_a_folder_that_is_there_already_stays(tmp_path: Path):
     assert names(tmp_path) == ["folder"]
 
 
-def test_what_the_dead_left_is_removed_and_what_the_living_write_is_not(tmp_path: Path):
+def test_only_leftovers_of_dead_processes_are_removed(tmp_path: Path):
     def start(name: str) -> "subprocess.Popen[bytes]":
         child = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / name)], stdout=subprocess.PIPE)
         assert child.stdout is not None
@@ -246,7 +246,7 @@ def test_what_the_dead_left_is_removed_and_what_the_living_write_is_not(tmp_path
     assert names(tmp_path) == [".editor.tmp", "name"]
 
 
-def test_a_temporary_folder_taken_for_a_leftover_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_temporary_folder_removed_as_leftover_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Between making it and locking it, another process removes it."""
     made = Path.mkdir
 
@@ -263,7 +263,7 @@ def test_a_temporary_folder_taken_for_a_leftover_is_made_again(tmp_path: Path, m
     assert names(tmp_path) == ["file.txt"]
 
 
-def test_a_lock_goes_with_its_process(tmp_path: Path):
+def test_lock_is_released_when_process_dies(tmp_path: Path):
     hold = "import sys; from pathlib import Path; from cedd.storage import locked\n"
     hold += "with locked(Path(sys.argv[1])): print(1, flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", hold, str(tmp_path)]

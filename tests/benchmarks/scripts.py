@@ -1,4 +1,4 @@
-"""The files of benchmarks/, which are scripts and no package."""
+"""Access to the files of benchmarks/, which are scripts and not a package."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def definitions(*names: str) -> SimpleNamespace:
-    """Everything that these files define, by name; they import each other as a script's neighbours."""
+    """Everything that these files define, by name; they can import each other like scripts in one folder."""
     if not BENCHMARKS.is_dir():
         pytest.skip("benchmarks/ is part of the source tree only")
     with pytest.MonkeyPatch.context() as patch:
@@ -24,8 +24,8 @@ def definitions(*names: str) -> SimpleNamespace:
 
 
 def run(script: Path, *words: str) -> tuple[int, str]:
-    """A script with these arguments, in this process, which has imported torch already: its exit code, and what it
-    prints on stderr."""
+    """Run a script with these arguments in this process, which has already imported torch; returns its exit code and
+    its output on stderr."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.syspath_prepend(str(script.parent))

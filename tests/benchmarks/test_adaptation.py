@@ -1,4 +1,4 @@
-"""The benchmarks of adapted and of large models, on tiny ones."""
+"""The benchmarks of adapted models and of large models, with tiny models."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def parent(folder: Path) -> Path:
     return folder
 
 
-def test_every_cell_has_a_configuration(tmp_path: Path) -> None:
+def test_every_cell_has_valid_configuration(tmp_path: Path) -> None:
     script, start = definitions("adaptation"), parent(tmp_path / "ar")
     arguments = script.Arguments(model=start, data=tmp_path, runs=tmp_path / "runs")
     for cell in script.CELLS:
@@ -38,7 +38,7 @@ def test_every_cell_has_a_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_cells_are_trained_measured_and_continued(
+def test_cells_are_trained_measured_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, start = definitions("adaptation"), parent(tmp_path / "ar")
@@ -66,7 +66,7 @@ def test_cells_are_trained_measured_and_continued(
     for point in (found, *records["blocks-4"]["curve"]):
         assert point["exact_bits_per_byte"] < point["bits_per_byte"] + 3 * point["stderr"]
     capsys.readouterr()
-    # What is there is not measured again; of what is not there, only that.
+    # Existing results are not measured again; of the missing ones, only those.
     with monkeypatch.context() as patch:
         patch.delattr(sys.modules["adaptation"], "measured")
         assert script.run(arguments) == 0
@@ -84,8 +84,8 @@ def test_cells_are_trained_measured_and_continued(
         script.run(replace(arguments, cells=("ar",)))
     assert "ar" not in json.loads((tmp_path / "results.json").read_text())  # interrupted
     monkeypatch.undo()
-    monkeypatch.setattr(sys.modules["adaptation"], "FASTEST", 1e-4)  # so that the time ends it, on any machine
-    assert script.run(replace(arguments, cells=("ar",), steps=None, seconds=0.2)) == 0  # which has learned, if little
+    monkeypatch.setattr(sys.modules["adaptation"], "FASTEST", 1e-4)  # so that the time limit ends it on any machine
+    assert script.run(replace(arguments, cells=("ar",), steps=None, seconds=0.2)) == 0  # it has learned a little
     points = json.loads((tmp_path / "results.json").read_text())["ar"]["curve"]
     assert [point["tokens"] > 0 for point in points] == [False, True]
     assert points[1]["bits_per_byte"] != points[0]["bits_per_byte"]
@@ -98,7 +98,7 @@ def test_cells_are_trained_measured_and_continued(
         script.run(script.Arguments())
 
 
-def test_a_large_model_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_model_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = definitions("large_model")
     sizes = {"width": 32, "depth": 2, "heads": 2, "mlp_width": 48, "rows": 300, "length": 16, "steps": 2}
     assert script.run(script.Arguments(folder=tmp_path / "llada", device="cpu", **sizes)) == 0

@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.scripts import definitions
 
 
-def test_blocks_are_compared_with_full_diffusion(capsys: pytest.CaptureFixture[str], monkeypatch: Any):
+def test_block_speed_is_compared_with_full_diffusion(capsys: pytest.CaptureFixture[str], monkeypatch: Any):
     benchmark = definitions("block_speed")
     draw, calls = benchmark.LoadedModel.draw, list[Any]()
 

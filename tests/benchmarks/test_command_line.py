@@ -1,4 +1,4 @@
-"""Every script of benchmarks/ has a help, and ends on bad input as the commands of the package do."""
+"""Every script of benchmarks/ has a help text, and handles invalid input like the commands of the package."""
 
 import sys
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pytest
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 
 
-def test_every_script_has_a_help_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_every_script_has_help_on_any_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Without a GPU, Triton or data."""
     definitions("command_line")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -26,7 +26,7 @@ class Nothing:
     """No options."""
 
 
-def test_bad_input_is_one_line_and_other_ends_are_kept(monkeypatch: pytest.MonkeyPatch, capsys):
+def test_input_errors_give_one_line_and_exit_codes_are_kept(monkeypatch: pytest.MonkeyPatch, capsys):
     command = definitions("command_line").command
     monkeypatch.setattr(sys, "argv", ["x.py"])
 

@@ -11,7 +11,7 @@ compare = definitions("compare_sampling")
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
-def test_ratios_are_those_of_the_same_rounds():
+def test_ratios_are_paired_by_round():
     row = compare.compared("row", 7, [1.0, 2.0, 4.0], [2.0, 4.0, 8.0])
     assert math.isclose(row.ratio, 2.0)
     assert row.ci95 == pytest.approx((2.0, 2.0))
@@ -22,7 +22,7 @@ def test_ratios_are_those_of_the_same_rounds():
 
 
 @pytest.mark.slow
-def test_a_version_beside_itself(tmp_path):
+def test_version_compared_with_itself(tmp_path):
     out = tmp_path / "compared.json"
     small = ["--device=cpu", "--preset=tiny", "--vocab=50", "--shape=2x16", "--steps=4", "--rounds=2"]
     rows = compare.main([SOURCE, SOURCE, *small, "--rows", *compare.ROWS, "--json", str(out)])

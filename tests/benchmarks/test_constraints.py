@@ -15,7 +15,7 @@ from tests.tasks.models import save_random
 benchmark = definitions("constraints")
 
 
-def test_there_are_as_many_languages_as_are_asked_for():
+def test_benchmark_has_20_regexes_and_10_schemas():
     languages = [regex(one) for one in benchmark.REGEXES] + [json_schema(one) for one in benchmark.SCHEMAS]
     assert len(benchmark.REGEXES) == 20
     assert len(benchmark.SCHEMAS) == 10
@@ -36,14 +36,14 @@ def test_there_are_as_many_languages_as_are_asked_for():
         (9, ['{"k": "x", "v": true}', "[]", '["p", "q"]'], ['{"k": "y", "v": true}', '["r"]', "1"]),
     ],
 )
-def test_the_check_of_json(number: int, inside: list[str], outside: list[str]):
+def test_json_check_of_schemas(number: int, inside: list[str], outside: list[str]):
     schema = benchmark.SCHEMAS[number]
     assert all(benchmark.is_valid(text, schema) for text in inside)
     assert not any(benchmark.is_valid(text, schema) for text in outside)
 
 
 @pytest.mark.slow
-def test_costs_and_samples_are_measured_and_continued(
+def test_costs_and_samples_are_measured_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     run = save_random(tmp_path / "run", "absorb", "cedd", tokenizer=ByteTokenizer(), time_input="none", length=32)
@@ -62,7 +62,7 @@ def test_costs_and_samples_are_measured_and_continued(
         assert 0 < low <= record["cost"]["cost"] <= high
 
 
-def test_the_interval_of_a_ratio():
+def test_interval_of_geometric_mean():
     found = benchmark.geometric_mean([math.log(1.0), math.log(1.1), math.log(1.21)])
     assert found["cost"] == pytest.approx(1.1)
     assert found["interval"][1] == pytest.approx(1.1 * math.exp(4.3027 * math.log(1.1) / math.sqrt(3)), rel=1e-4)

@@ -1,4 +1,4 @@
-"""The comparison of versions of the corrector: medians, ratios and what they change differently."""
+"""The comparison of versions of the corrector: medians, ratios and differing changes."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ def scripts():
     return definitions("english_words", "corrector_speed")
 
 
-def test_figures_are_medians_with_ratios_to_the_first_version(scripts):
+def test_table_has_medians_and_ratios_to_first_version(scripts):
     runs = [{"start_s": seconds, "torch": False, "speed": {"without errors": 1000 * seconds}} for seconds in (3, 1, 2)]
     found = scripts.medians([{**run, "start_s": float(run["start_s"])} for run in runs])
     assert found == {"without errors": 2000, "start_s": 2}
@@ -32,7 +32,7 @@ def test_changes_that_only_one_version_makes_are_counted(scripts):
 
 
 @pytest.mark.slow
-def test_a_process_has_its_own_peak_of_memory(scripts, tmp_path):
+def test_process_reports_its_own_peak_memory(scripts, tmp_path):
     texts = tmp_path / "texts.json"
     texts.write_text(json.dumps({"text": ["He walked form the tabel to the door."]}))
     reserve = bytearray(600_000_000)

@@ -1,4 +1,4 @@
-"""The comparison of correctors: a text in which few words are wrong, and suggestions of programs put into it."""
+"""The comparison of correctors: texts with few wrong words, and the suggestions of programs applied to them."""
 
 import sys
 import types
@@ -17,7 +17,7 @@ def scripts():
     return definitions("english_words", "correctors")
 
 
-def test_a_word_in_fifty_is_wrong(scripts):
+def test_one_word_in_fifty_is_wrong(scripts):
     clean = [scripts.Misspelt(text, text) for text in ("one two three four five six seven eight nine ten",) * 200]
     wrong = [scripts.Misspelt("a letter came by post", "a leter came by post", scripts.Pair("leter", "letter"))] * 50
     text = " ".join(scripts.mostly_right([*clean, *wrong], 100)).split()
@@ -31,12 +31,12 @@ def test_every_nth_word_is_wrong(scripts):
     assert scripts.every_nth_wrong([*clean, *wrong], 1, 0) == ["one two three four"]
 
 
-def test_the_first_suggestion_is_taken(scripts):
+def test_first_suggestion_is_applied(scripts):
     answer = "*\n& leter 3 4: letter, later, lever\n# xqz 10\n& hoem 2 14: home, hoe\n"
     assert scripts.with_suggestions("the leter xqz hoem.", answer) == "the letter xqz home."
 
 
-def test_misspellings_are_remembered_with_all_that_was_meant(scripts):
+def test_misspellings_are_stored_with_all_known_intended_words(scripts):
     pairs = [
         scripts.Pair("ther", "there"),
         scripts.Pair("ther", "their"),
@@ -46,13 +46,13 @@ def test_misspellings_are_remembered_with_all_that_was_meant(scripts):
     assert scripts.memory_of(pairs, {"there", "their"}) == {"ther": ("there", "their")}
 
 
-def test_weights_that_were_not_fitted_are_those_that_the_script_gives(scripts):
+def test_given_weights_match_packaged_weights(scripts):
     weights = read_json(packaged("english") / LEXICON_WEIGHTS_FILE)
     for row in ("alone", "network"):
         assert {name: weights[row][name] for name in scripts.GIVEN} == scripts.GIVEN
 
 
-def test_what_is_not_installed_is_skipped_by_the_name_of_its_package(scripts, monkeypatch, tmp_path):
+def test_missing_programs_are_skipped_with_package_name(scripts, monkeypatch, tmp_path):
     options = types.SimpleNamespace(jamspell=None, corpus=tmp_path)
     monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(scripts.shutil, "which", lambda name: None)
@@ -62,9 +62,7 @@ def test_what_is_not_installed_is_skipped_by_the_name_of_its_package(scripts, mo
                 make(options)
 
 
-def test_jamspell_corrects_with_the_model_in_a_file_which_is_trained_if_it_does_not_exist(
-    scripts, monkeypatch, tmp_path
-):
+def test_jamspell_trains_missing_model_and_corrects(scripts, monkeypatch, tmp_path):
     class Tool:
         loaded = False
 
@@ -93,7 +91,7 @@ def test_jamspell_corrects_with_the_model_in_a_file_which_is_trained_if_it_does_
     assert scripts.jamspell(tmp_path / "model", tmp_path)(["teh cat"]) == ["the cat"]
 
 
-def test_results_of_other_tools_on_the_same_sentences_are_kept(scripts, tmp_path):
+def test_results_of_other_tools_on_same_sentences_are_kept(scripts, tmp_path):
     file, about = tmp_path / "tools.json", {"part": "test", "sentences": 3, "bytes": 5}
     scripts.save_results(file, about, {"typos": {"start_s": 1, "shares": ()}})
     scripts.save_results(file, {**about, "bytes": 6}, {"cedd correct": {"start_s": 2, "shares": ()}})
@@ -103,7 +101,7 @@ def test_results_of_other_tools_on_the_same_sentences_are_kept(scripts, tmp_path
     assert list(read_json(file)["tools"]) == ["cedd correct"]
 
 
-def test_data_that_is_not_there_is_one_line(scripts, monkeypatch, capsys, tmp_path):
+def test_missing_data_gives_one_line_error(scripts, monkeypatch, capsys, tmp_path):
     for lists in ([], ["birkbeck", "holbrook", "norvig", "wikipedia"]):
         (tmp_path / "misspellings").mkdir(exist_ok=True)
         for name in lists:

@@ -1,4 +1,4 @@
-"""The command behind the model that writes English: what it reads, how long it trains, what it leaves."""
+"""The script that trains the model `english`: its data, training and export."""
 
 import json
 import lzma
@@ -24,7 +24,7 @@ def corpus(folder: Path) -> Path:
     return folder
 
 
-def test_lines_of_books_are_joined_and_held_out_documents_are_left_out(tmp_path: Path):
+def test_book_lines_are_joined_and_held_out_documents_excluded(tmp_path: Path):
     files = english.Text(english.Arguments(corpus=corpus(tmp_path / "corpus"))).files
     learnt, held_out = ("".join(english.Passages(files, 0.1, held_out=part).texts()) for part in (False, True))
     assert "dark and stormy night, said number 3.\n\nThe rain fell in torrents." in learnt
@@ -35,8 +35,8 @@ def test_lines_of_books_are_joined_and_held_out_documents_are_left_out(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 4])
-def test_a_model_is_trained_and_exported(block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    """All of it on the CPU, with the number of steps chosen; the exported weights are nearly as good."""
+def test_model_is_trained_and_exported(block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """The whole script on the CPU, with an automatic number of steps; the exported weights are nearly as good."""
     small = "--tokens 300 --thinning 2 --holdout 0.1 --blocks 4 --length 16 --width 32 --depth 1 --heads 1 --batch 4"
     places = {"corpus": corpus(tmp_path / "corpus"), "out": tmp_path / "run", "cache": tmp_path / "cache"}
     words = [word for name, place in places.items() for word in (f"--{name}", str(place))]

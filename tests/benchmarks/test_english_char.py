@@ -1,4 +1,4 @@
-"""The command behind the model in the box: it cuts its corpus as it says, and trains."""
+"""The script that trains the packaged model `english-char`: it truncates its corpus and trains."""
 
 import json
 import lzma
@@ -17,7 +17,7 @@ SHIPPED = SCRIPT.parents[1] / "src" / "cedd" / "pretrained" / "english-char"
 PARAGRAPHS = "".join(f"Paragraph {i} says that the rain in Spain stays mainly in the plain.\n\n" for i in range(20_000))
 
 
-def test_it_asks_for_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_corpus_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CEDD_DATA", raising=False)
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -25,7 +25,7 @@ def test_it_asks_for_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "name the folder of the corpus, or set CEDD_DATA to a folder with corpus/ in it" in done.stderr
 
 
-def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):
+def test_corpus_is_truncated_and_model_trained(tmp_path: Path):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "books.txt.xz").write_bytes(lzma.compress(PARAGRAPHS.encode(), preset=0))

@@ -13,7 +13,7 @@ how_tight = definitions("how_tight")
 TEXT = "the cat sat on the mat, and the dog ran on and on. " * 40
 
 
-def test_both_bounds_are_measured_printed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_both_bounds_are_measured_printed_and_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
     run, ar = save_random(tmp_path / "run", "absorb", "cedd"), save_random(tmp_path / "ar", "absorb", "ar")
     text, out, picture = tmp_path / "text.txt", tmp_path / "out.json", tmp_path / "picture.png"

@@ -1,4 +1,4 @@
-"""The memory that an import takes, at a small size; benchmarks/import_speed.py measures it at that of the released."""
+"""The memory of an import at a small size; benchmarks/import_speed.py measures it for the sizes of released models."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.benchmarks.scripts import definitions
 
 
 @pytest.mark.slow
-def test_an_import_takes_less_than_three_times_its_file(tmp_path: Path) -> None:
+def test_import_needs_less_memory_than_three_times_the_file(tmp_path: Path) -> None:
     script = definitions("import_speed")
     for family, width in (("sedd", 24), ("gidd", 192)):
         folder = script.write_folder(tmp_path / family, family, width=width, depth=1)

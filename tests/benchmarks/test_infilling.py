@@ -1,4 +1,4 @@
-"""The benchmark of infilled words: what is asked, and that a model which knows the answer is right."""
+"""The benchmark of infilled words: the questions, and the table of correct answers."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.scripts import definitions
-from tests.tasks.models import mending, save_random
+from tests.tasks.models import fixer, save_random
 
 infilling = definitions("infilling")
 TEXT = "".join(
@@ -15,8 +15,8 @@ TEXT = "".join(
 )
 
 
-def test_a_question_is_a_word_of_a_sentence_in_its_block():
-    loaded = mending("roulette", length=200)
+def test_question_is_word_of_sentence_in_its_block():
+    loaded = fixer("roulette", length=200)
     asked = list(infilling.questions(TEXT, loaded.tokenizer, 200, 5))
     assert len(asked) == 5
     for one in asked:
@@ -34,7 +34,7 @@ def test_a_question_is_a_word_of_a_sentence_in_its_block():
         list(infilling.questions(TEXT, loaded.tokenizer, 200, 500))
 
 
-def test_words_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_correct_words_are_counted_per_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """A random model is never right; one way is not worse than itself."""
     (tmp_path / "text.txt").write_text(TEXT)
     run = save_random(tmp_path / "run", "absorb", "cedd", time_input="none", length=128)

@@ -89,7 +89,7 @@ CELLS = ("ar", "cedd-star/absorb", "dfm/kappa-t2", "cedd-star/absorb/4")
 
 @pytest.fixture(scope="module")
 def done(benchmark, arguments):
-    """The results of four cells, each trained as a worker does it, in this process."""
+    """The results of four cells, each trained in this process as by a worker."""
     finish, held = benchmark.LanguageHooks.finish, []
 
     def finish_in_turn(self, trainer, model):
@@ -116,7 +116,7 @@ def done(benchmark, arguments):
 
 
 @pytest.mark.slow
-def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
+def test_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     assert all(done.is_done(cell, benchmark.Language(arguments)) for cell in CELLS)
     saved = benchmark.read_results(arguments.results, benchmark.Language(arguments))
     record = saved["cells"]["cedd-star/absorb"]
@@ -127,7 +127,7 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     assert "cpu" in record["machine"]
     assert record["code"] == benchmark.code() == record["parts"][0]["code"]
     config = from_json(benchmark.TrainConfig, record["config"])
-    assert str(arguments.data) not in json.dumps(record)  # rows of another machine count as done here
+    assert str(arguments.data) not in json.dumps(record)  # rows measured on another machine count as done
     fast = benchmark.PRESETS["small-fast"][1]
     assert replace(config.batch, size=fast.batch.size) == fast.batch
     assert config.optimizer.matrix_rate == fast.optimizer.matrix_rate
@@ -155,11 +155,11 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     ways = saved["cells"]["dfm/kappa-t2"]["final"]["rows"]
     assert ways.keys() == {"", "corrector"}
     assert ways[""]["texts"]["ptb"]["tight"] != ways["corrector"]["texts"]["ptb"]["tight"]
-    assert saved["cells"]["ar"]["final"]["rows"][""]["samples"].keys() == {"16"}  # a token at a time
+    assert saved["cells"]["ar"]["final"]["rows"][""]["samples"].keys() == {"16"}  # one token at a time
 
 
 @pytest.mark.slow
-def test_a_cell_in_blocks_has_an_exact_likelihood_and_a_speed(benchmark, arguments, done):
+def test_block_cell_has_exact_likelihood_and_speed(benchmark, arguments, done):
     record = done.content["cells"]["cedd-star/absorb/4"]
     config, final = from_json(benchmark.TrainConfig, record["config"]), record["final"]
     assert (config.block, config.model.time_input, config.batch.complementary) == (4, "none", True)
@@ -218,7 +218,7 @@ def test_orders_are_weighed_where_an_interrupted_run_stopped(benchmark, tmp_path
 
 
 @pytest.mark.slow
-def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, done, capsys, tmp_path):
+def test_available_judges_fill_their_columns(benchmark, arguments, done, capsys, tmp_path):
     content = json.loads(json.dumps(done.content))
     nowhere = replace(arguments, out=tmp_path)
     assert list(benchmark.judge_rows(nowhere, content)) == []
@@ -227,7 +227,7 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
         list(benchmark.judge_rows(replace(nowhere, judge={"smollm2": str(tmp_path / "none.gguf")}), content))
     assert content == done.content
 
-    readings = list(benchmark.judge_rows(arguments, content))  # after each of which the results are saved
+    readings = list(benchmark.judge_rows(arguments, content))  # the results are saved after each of them
     assert set(readings) == set(CELLS)
     assert readings.count("dfm/kappa-t2") == 4  # two ways, two numbers of steps
     sampled = content["cells"]["dfm/kappa-t2"]["final"]["rows"]["corrector"]["samples"]["3"]
@@ -235,7 +235,7 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
     assert found["mean"]["low"] <= found["mean"]["value"] <= found["mean"]["high"]
     weights = (arguments.out / "ar" / "model.safetensors").read_bytes()
     assert found["weights_sha256"] == hashlib.sha256(weights).hexdigest()
-    assert list(benchmark.judge_rows(arguments, content)) == []  # they have read all
+    assert list(benchmark.judge_rows(arguments, content)) == []  # they have scored everything
     texts = ["books", "wikipedia"]
     assert list(benchmark.judge_texts(nowhere, content)) == []
     assert list(benchmark.judge_texts(arguments, content)) == texts
@@ -253,8 +253,8 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
 
 
 @pytest.mark.slow
-def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
-    """Of texts of any length: the sum of -log p of all tokens but the first."""
+def test_own_judge_gives_exact_likelihood(benchmark, arguments, done):
+    """For texts of any length: the sum of -log p of all tokens but the first."""
     judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
     texts = ["the cat", "a", "the cat sat on a mat and more than it reads"]
     alone = [judge.judge([text])[0] for text in texts]
@@ -265,9 +265,9 @@ def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
 
 
 @pytest.mark.slow
-def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
-    """Rows are paired block by block. A row that is worse by 0.5 in every block counts as worse; by 0.04 it does too,
-    but on 1BW and PTB, where chance does as much."""
+def test_tables_page_and_plot_are_written(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
+    """Rows are paired block by block. A row that is worse by 0.5 in every block counts as worse; a row that is worse by
+    0.04 too, except on 1BW and PTB, where chance explains as much."""
     content = json.loads(json.dumps(done.content))
     folder = tmp_path / "copy"
     shutil.copytree(arguments.extras("ar").parent, folder)
@@ -287,7 +287,7 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     text = page.read_text()
     image = plot.read_bytes()
     assert image.startswith(b"\x89PNG")
-    assert int.from_bytes(image[16:20]) < 1.2 * int.from_bytes(image[20:24])  # one panel: there is no other to draw
+    assert int.from_bytes(image[16:20]) < 1.2 * int.from_bytes(image[20:24])  # a single panel
     assert all(table in text for table in printed.split("\n\n")[:3])
     (line,) = (line for line in text.splitlines() if line.startswith("| cedd-star − cedd "))
     assert line == "| cedd-star − cedd | -0.5000 ± 0.0000, 7 of 7 | not yet | not yet |"
@@ -302,15 +302,15 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     assert "| D3PM@1024 (as the paper quotes it) | 93.5 |" in printed
     with pytest.raises(ValueError, match="has no place for a table"):
         benchmark.write_page(here.results, {"bounds": ""})
-    # --table alone reads the arrays beside the file that it names, not those of the default --results
+    # --table alone reads the arrays next to the file that it names, not those of the default --results
     monkeypatch.setattr(sys, "argv", ["language.py", "--table", str(here.results)])
     assert benchmark.main(benchmark.Language) == 0
     assert line in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_papers_figure_is_that_of_the_same_use(benchmark, arguments, done):
-    """Whatever the recipe: with a corrector it is another one."""
+def test_paper_figure_is_that_of_same_sampler(benchmark, arguments, done):
+    """The recipe does not matter, but with a corrector it is a different figure."""
     content = {**done.content, "cells": {"dfm/kappa-t+paper": done.content["cells"]["dfm/kappa-t2"]}}
     lines = benchmark.tables(content, arguments)["paper-bounds"].splitlines()
     for title, paper in (("dfm/kappa-t+paper", "71.9"), ("dfm/kappa-t+paper, corrector", "114.4")):
@@ -318,7 +318,7 @@ def test_the_papers_figure_is_that_of_the_same_use(benchmark, arguments, done):
         assert f"| {paper} |" in line
 
 
-def test_the_page_has_what_the_results_say(benchmark):
+def test_page_tables_match_results(benchmark):
     """docs/results/language.md is what the command writes into it from the committed results."""
     results = BENCHMARK.parent / "results" / "language.json"
     content = json.loads(results.read_text()) if results.is_file() else {"format": 1, "cells": {}}
@@ -336,8 +336,8 @@ def test_the_page_has_what_the_results_say(benchmark):
         ("cedd-star/absorb/1", "cedd-star/absorb/128", "bayes-star/roulette/16"),
     ],
 )
-def test_the_page_of_blocks_shows_the_rows_that_there_are(benchmark, cells, tmp_path):
-    """One command adds rows: any of them, with those without blocks of the same lengths."""
+def test_block_page_shows_available_rows(benchmark, cells, tmp_path):
+    """The command adds any available rows, with the rows without blocks of the same lengths."""
     content = json.loads((BENCHMARK.parent / "results" / "language.json").read_text())
     full = content["cells"]["cedd-star/absorb"]["final"]["rows"][""]["samples"]
     full["128"]["token_entropy"] = 9.0  # one network call per token, as in blocks
@@ -366,8 +366,8 @@ def test_the_page_of_blocks_shows_the_rows_that_there_are(benchmark, cells, tmp_
     assert "not yet" not in text
 
 
-def test_rows_can_be_added_to_the_kept_results(benchmark):
-    """The recipe in their protocol is the current one, by its current names."""
+def test_rows_can_be_added_to_committed_results(benchmark):
+    """The recipe in their protocol equals the current one, with its current names."""
     results = BENCHMARK.parent / "results" / "language.json"
     benchmark_now = benchmark.Language(benchmark.Arguments(results=results))
     protocol = benchmark_now.as_now(json.loads(results.read_text())["protocol"])
@@ -399,14 +399,14 @@ def results_of(benchmark, path, seed, cells, orders=4):
     return benchmark.Rows(content, arguments)
 
 
-def test_both_bounds_are_shown_with_their_orders_and_blocks(benchmark):
+def test_both_bounds_are_shown_with_orders_and_blocks(benchmark):
     cell = row_of(np.array([4.6, 4.5]), np.array([4.0]))
     content = {"cells": {"cedd/absorb": cell}, "protocol": {"test_sets": [], "corpus": {"books": None}}}
     shown = benchmark.weighted_bounds(benchmark.Rows(content, None), ["cedd/absorb"]).splitlines()
     assert shown[2] == "| cedd/absorb | 4 | 1 | 4.6000, 4.0000 (-0.6000 ± 0.0100) |"
 
 
-def test_the_order_over_seeds_includes_the_variance_of_training(benchmark, tmp_path):
+def test_ranking_over_seeds_includes_training_variance(benchmark, tmp_path):
     """Only the second seed has the importance-weighted bound, and only the first one has ar."""
     flat = np.zeros(4)
     first = {"cedd-star/absorb": (flat + 4.0,), "cedd/absorb": (flat + 4.1,), "ar": (flat + 3.5,)}
@@ -427,7 +427,7 @@ def test_the_order_over_seeds_includes_the_variance_of_training(benchmark, tmp_p
 
 
 @pytest.mark.parametrize(("tight", "verdict"), [((4.0, 4.1, 4.2), "holds"), ((4.2, 4.1, 4.0), "contradicted")])
-def test_an_order_that_differs_equally_for_all_seeds_is_decided(benchmark, tmp_path, tight, verdict):
+def test_ranking_with_equal_differences_over_seeds_is_decided(benchmark, tmp_path, tight, verdict):
     names = ("cedd-star/absorb", "cedd/absorb", "sedds/absorb")
     files = [
         results_of(
@@ -441,7 +441,7 @@ def test_an_order_that_differs_equally_for_all_seeds_is_decided(benchmark, tmp_p
     assert f"- cedd-star < cedd < sedds on absorb, books, by tight: {verdict}" in benchmark.over_seeds(files)
 
 
-def test_rows_of_other_orders_are_not_compared(benchmark, tmp_path):
+def test_rows_with_different_orders_are_not_compared(benchmark, tmp_path):
     cells = {"cedd/absorb": (np.ones(4), np.ones(2) / 2)}
     files = [results_of(benchmark, tmp_path / f"{n}.json", n, cells, orders=n + 4) for n in range(2)]
     with pytest.raises(ValueError, match="4 orders of 2 blocks for cedd/absorb, but of 5 orders of 2 blocks"):
@@ -458,7 +458,7 @@ def test_rows_of_other_orders_are_not_compared(benchmark, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_protocol_is_refused(benchmark, arguments, done):
+def test_different_protocol_is_rejected(benchmark, arguments, done):
     before = arguments.results.read_bytes()
     changes = {"recipe, steps": {"steps": 400}, "draws": {"draws": 4}, "corpus, holdout": {"holdout": 0.2}}
     for name, change in changes.items():
@@ -472,14 +472,14 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
     assert arguments.results.read_bytes() == before
 
 
-def test_the_interval_of_a_perplexity_covers_the_choice_of_sequences(benchmark):
+def test_perplexity_interval_includes_choice_of_sequences(benchmark):
     """Also where the value for these very sequences is exact."""
     nats = math.log(100)
     record = {"nats_per_token": nats, "low": nats, "high": nats, "stderr_of_blocks": 0.01, "blocks": 10_000}
     assert benchmark._perplexity(record) == "100.0 ± 1.96"
 
 
-def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benchmark):
+def test_huge_perplexity_is_shown_by_its_exponent(benchmark):
     """The score entropy of a nearly untrained network is thousands of nats per token, but finite."""
     estimate = {"nats_per_token": 2500.0, "low": 2400.0, "high": 2600.0, "stderr_of_blocks": 50.0, "blocks": 1000}
     assert benchmark._perplexity(estimate) == "e^2,500"
@@ -489,7 +489,7 @@ def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benc
     assert benchmark._j1({"tight": {**estimate, "nats_per_token": 0.0}}) == "1.00"
 
 
-def test_every_cell_of_the_tables_can_be_configured(benchmark):
+def test_every_cell_of_tables_can_be_configured(benchmark):
     arguments = benchmark.Arguments()
     arguments.check()
     cells = {*benchmark.MAIN, *benchmark.SHARES, *benchmark.LONG_CELLS, *benchmark.BLOCK_CELLS}
@@ -516,7 +516,7 @@ def test_every_cell_of_the_tables_can_be_configured(benchmark):
 
 
 @pytest.mark.slow
-def test_a_corpus_in_bytes_needs_no_data_folder(benchmark, arguments, done, monkeypatch):
+def test_byte_corpus_needs_no_data_folder(benchmark, arguments, done, monkeypatch):
     """Without test sets, the held-out documents are measured; the tables have no columns for the others."""
     monkeypatch.delenv("CEDD_DATA", raising=False)
     corpus = tuple(sorted((arguments.data / "corpus").iterdir()))
@@ -534,8 +534,8 @@ def test_a_corpus_in_bytes_needs_no_data_folder(benchmark, arguments, done, monk
 
 
 @pytest.mark.slow
-def test_the_benchmark_resumes_after_a_kill(tmp_path):
-    """As a user runs it: killed within the second cell, started again, done; the first is not trained twice."""
+def test_benchmark_resumes_after_kill(tmp_path):
+    """As a user runs it: killed during the second cell and restarted; the first cell is not trained twice."""
     write_data(tmp_path / "data")
     results = tmp_path / "language.json"
     sizes = {**TINY, "steps": 40, "sampler_steps": "2 3", "speed_batches": "1"}

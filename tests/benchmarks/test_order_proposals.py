@@ -1,4 +1,4 @@
-"""The ways to draw orders of benchmarks/order_proposals.py: each has unbiased weights, and all are compared."""
+"""The order proposals of benchmarks/order_proposals.py: each has unbiased weights, and all are compared."""
 
 import itertools
 import sys
@@ -17,7 +17,7 @@ from tests.tasks.models import save_random
 
 proposals = definitions("order_proposals")
 WEIGHTS = torch.tensor([0.1, 2.0, 0.5, 1.0, 0.3, 3.0], dtype=torch.float64)
-"""Of the orders of three positions."""
+"""The weights of the orders of three positions."""
 
 
 def weigh(u: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def weigh(u: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in proposals.PROPOSALS if not name.startswith("late")])
-def test_the_mean_weight_is_the_mean_over_all_orders(name: str):
+def test_mean_weight_is_mean_over_all_orders(name: str):
     numbers, texts = np.random.default_rng(3), 20_000
     found = proposals.PROPOSALS[name](weigh, lambda k: torch.as_tensor(numbers.random((texts, k, 3))), 8)
     means = found.exp().mean(1)
@@ -48,7 +48,7 @@ class TimeFree:
 
 
 @pytest.mark.parametrize("timed", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_resampled_orders_have_the_likelihood_as_their_mean_weight(timed: bool):
+def test_mean_weight_of_resampled_orders_is_likelihood(timed: bool):
     """600 repetitions; most of them resample."""
     process, x, count = cedd.absorb(3), torch.tensor([[0, 2, 1, 1]]), 600
     network = random_network(process, 4, seed=2, size=2.0)
@@ -64,7 +64,7 @@ def test_resampled_orders_have_the_likelihood_as_their_mean_weight(timed: bool):
 
 
 @pytest.mark.parametrize("slope", [2.0, -1.0, 0.0])
-def test_tilted_levels_have_the_density_that_is_given(slope: float):
+def test_tilted_levels_match_reported_density(slope: float):
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     u, log_density = proposals.tilted_levels(torch.tensor([[slope]], dtype=torch.float64), grid[None, :, None])
     density = log_density[0].exp()

@@ -1,4 +1,4 @@
-"""The tables on the pages of results are those that the kept figures give."""
+"""The tables on the result pages match the committed results."""
 
 import re
 
@@ -15,7 +15,7 @@ def script():
 
 
 def check(script, page: str, made: dict[str, str]) -> None:
-    """Every place for a table has a table, which is the one on the page."""
+    """Check that every table placeholder of a page has a table, and that it is up to date."""
     text = (PAGES / page).read_text("utf-8")
     places = set(re.findall(r"^<!-- end of ([\w-]+) -->$", text, re.MULTILINE))
     assert places
@@ -23,22 +23,22 @@ def check(script, page: str, made: dict[str, str]) -> None:
     assert script.with_tables(PAGES / page, made) == text, "run python benchmarks/result_tables.py"
 
 
-def test_the_tables_of_correction_are_those_of_the_results(script):
+def test_correction_tables_match_results(script):
     check(script, "correction.md", script.correction_tables())
 
 
-def test_no_place_for_a_table_is_empty():
+def test_no_table_placeholder_is_empty():
     for page in PAGES.glob("*.md"):
         assert not re.search(r"<!-- ([\w-]+) -->\s*<!-- end of \1 -->", page.read_text("utf-8")), page.name
 
 
 @pytest.mark.slow
-def test_all_tables_are_those_of_the_results(script):
+def test_all_tables_match_results(script):
     for page, made in script.all_tables().items():
         check(script, page, made)
 
 
-def test_a_table_that_is_stale_is_noticed(script, tmp_path):
+def test_stale_table_is_detected(script, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- one -->\n\n| 1 |\n\n<!-- end of one -->\n")
     assert script.with_tables(page, {"one": "| 2 |"}) != page.read_text()

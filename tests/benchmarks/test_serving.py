@@ -13,12 +13,12 @@ for package in ("starlette", "uvicorn", "httpx"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'cedd[serve]' httpx")
 
 
-def test_no_two_requests_are_the_same():
+def test_requests_are_unique():
     for kind in definitions("serving").KINDS.values():
         assert len({json.dumps(kind.request(i)) for i in range(1000)}) == 1000
 
 
-def test_the_page_has_a_place_for_the_figures_and_they_are_those_found(tmp_path: Path):
+def test_figures_are_written_to_page(tmp_path: Path):
     script, page = definitions("serving"), tmp_path / "serving.md"
     shutil.copy(BENCHMARKS.parent / "docs" / "results" / "speed.md", page)
     row = {"answered": 1000, "refused": 3, "mixed_up": 0, "wrong": 1, "checked": 25}
@@ -37,7 +37,7 @@ def test_the_page_has_a_place_for_the_figures_and_they_are_those_found(tmp_path:
 
 
 @pytest.mark.slow
-def test_every_request_is_answered_by_its_own_answer(
+def test_every_request_gets_its_own_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     words = "--clients 12 --each 2 --one-by-one 3 --checked 6 --memory 60 --kinds completions --out"

@@ -21,8 +21,8 @@ def benchmark():
     return definitions("cells", "spelling_recipes", "spelling_books", "spelling_tables", "spelling")
 
 
-def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):
-    """A character that is two tokens becomes two stand-ins, the same in every book."""
+def test_books_are_encoded_per_character_in_gpt2_tokens(benchmark):
+    """A character of two tokens becomes two placeholder characters, the same in every book."""
 
     class TwoTokens:
         def encode(self, text):
@@ -31,7 +31,7 @@ def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):
     known = {"a": 64, " ": 220, "\r": 201, "\n": 198}
     texts = [benchmark.spelt(text, TwoTokens(), known) for text in ("“a a”", "”a\r\n")]
     assert [[known[c] for c in text] for text in texts] == [[447, 250, 64, 220, 64, 447, 251], [447, 251, 64, 201, 198]]
-    assert "\r" not in texts[1]  # where it would be read as a line's end
+    assert "\r" not in texts[1]  # it would be read as a line end
 
 
 def books(value):
@@ -39,17 +39,17 @@ def books(value):
     return {name: {"all": share, "masked": share, "shuffled": share} for name in ("pap", "cap", "wap")}
 
 
-def test_characters_can_be_the_first_tokens_of_fewer(benchmark):
+def test_characters_are_renumbered_for_smaller_vocabulary(benchmark):
     characters = {"a": 64, "b": 65, "A": 32, "\u00e4": 64}
     assert benchmark.renumbered(characters, 3) == {"a": 1, "b": 2, "A": 0, "\u00e4": 1}
     with pytest.raises(ValueError, match="--vocabulary must be at least 3"):
         benchmark.renumbered(characters, 2)
     small, plain = (benchmark.configuration(benchmark.Arguments(vocabulary=v), "cedd/uniform") for v in (512, None))
-    assert set(differing_settings(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
+    assert set(differing_settings(small, plain)) == {"text.tokenizer"}  # so that they are not confused
 
 
 @pytest.mark.slow
-def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
+def test_results_survive_interruption_and_include_paper_figures(benchmark, tmp_path):
     arguments = benchmark.Arguments(out=tmp_path / "runs", results=tmp_path / "results.json")
     cell = "cedd-star/roulette"
     config = benchmark.configuration(arguments, cell)
@@ -67,14 +67,14 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
 
     results = benchmark.Results(
         arguments.results, benchmark.Spelling(arguments)
-    )  # another process goes on, from step 7000
+    )  # another process resumes at step 7000
     take("begin", step=7000, **begin)
     assert [point["step"] for point in results.content["cells"][cell]["curve"]] == [5000]
     take("point", step=25_000, books=books(0.9123), seconds=1.0)
     take("raw", step=25_000, books=books(0.5))
     take("end", step=25_000, finished=True, loss=1.0, seconds=60.0, seconds_per_step=0.009)
     assert results.is_done(cell, benchmark.Spelling(arguments))
-    assert str(tmp_path) not in arguments.results.read_text()  # so that another folder's runs count, too:
+    assert str(tmp_path) not in arguments.results.read_text()  # so that runs in another folder also count:
     assert results.is_done(cell, benchmark.Spelling(replace(arguments, out=tmp_path / "elsewhere")))
     for other in ({"seed": 1}, {"blocks": 8}, {"steps": 30_000}, {"steps": 20_000}, {"schedule": "cosine"}):
         assert not results.is_done(cell, benchmark.Spelling(replace(arguments, **other))), other
@@ -104,7 +104,7 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     assert "10,000" not in both  # shorter than the paper's runs
     assert "| 10,000 |" in benchmark.tables({"cells": {cell: short}})["measured"]
 
-    half = f"{cell}+half"  # beside the same figures of the paper
+    half = f"{cell}+half"  # next to the same figures of the paper
     assert "| cedd-star | roulette; rate 0.00015 | 25,000 | 91.2 ± 1.0 | 89.7 |" in row(half)
     part = "| cedd-star | roulette; rate 0.00015 | 25,000 of 50,000 | 91.2 ± 1.0 | 89.7 |"
     assert part in row(half, finished=False, steps=50_000)
@@ -112,7 +112,7 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved["cells"][cell]["curve"].append(longer)
     assert "| cedd-star | roulette | 50,000 | 91.2 ± 1.0 | 90.8 |" in row(f"{cell}+50000")
     saved["cells"][cell]["curve"].remove(longer)
-    falling = row(cell, finished=False, schedule="cosine", steps=50_000)  # which has not got where the paper's is
+    falling = row(cell, finished=False, schedule="cosine", steps=50_000)  # not as far as the paper's run
     assert "| cedd-star | roulette; schedule cosine | 25,000 of 50,000 | 91.2 ± 1.0 |  |" in falling
 
     ours = benchmark.configuration(arguments, benchmark.OURS)
@@ -130,8 +130,8 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
         replace(arguments, plot=tmp_path / "curves.gif").check()
 
 
-def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
-    """Three runs of two cells: means, and Student's interval of how far one is ahead, t = 4.3027 for two degrees."""
+def test_results_of_several_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
+    """Three runs of two cells: means, and Student's interval of the difference, t = 4.3027 for two degrees."""
     paths = [tmp_path / f"{seed}.json" for seed in range(3)]
 
     def write(seed, shares, other=None, **given):
@@ -141,7 +141,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
             config = to_json(benchmark.configuration(benchmark.Arguments(**given), cell))
             curve = [{"step": 5000, "books": books(0.5)}, {"step": 9000, "books": books(share)}]
             cells[cell] = {"config": config, "curve": curve, "seed": given["seed"], "finished": False, "step": 9000}
-        cells[f"sedd/uniform+{'half' if seed else 'twice'}"] = cells["cedd/roulette"]  # which not all have
+        cells[f"sedd/uniform+{'half' if seed else 'twice'}"] = cells["cedd/roulette"]  # not in all files
         paths[seed].write_text(json.dumps({"format": 1, "cells": cells}))
 
     def table(*names):
@@ -188,7 +188,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
         benchmark.Arguments(table=tuple(paths), plot=tmp_path / "curves.png").check()
 
 
-def test_the_page_has_what_the_results_say(benchmark):
+def test_page_summary_matches_results(benchmark):
     """docs/results/spelling.md is what the command writes into it from the committed results."""
     content = json.loads((BENCHMARK.parent / "results" / "spelling.json").read_text())
     text = (BENCHMARK.parents[1] / "docs" / "results" / "spelling.md").read_text()
@@ -197,7 +197,7 @@ def test_the_page_has_what_the_results_say(benchmark):
     assert f"<!-- summary -->\n\n{made['summary']}\n\n<!-- end of summary -->" in text
 
 
-def test_what_is_published_need_not_be_trained_again(benchmark):
+def test_published_cells_count_as_done(benchmark):
     """All cells of the command without --only count as done by the published records."""
     path = BENCHMARK.parent / "results" / "spelling.json"
     arguments = benchmark.Arguments(results=path)
@@ -208,7 +208,7 @@ def test_what_is_published_need_not_be_trained_again(benchmark):
     assert not results.is_done("sedd/roulette+quarter", published)
 
 
-def test_line_ends_of_two_characters_are_asked_for(benchmark, tmp_path):
+def test_shipped_books_must_have_crlf_line_ends(benchmark, tmp_path):
     book = tmp_path / "book.txt"
     for content, message in ((b"one\ntwo\n", "has no line ends of two"), (b"\xff\r\n", r"book\.txt is not UTF-8")):
         book.write_bytes(content)
@@ -218,7 +218,7 @@ def test_line_ends_of_two_characters_are_asked_for(benchmark, tmp_path):
     assert benchmark.as_shipped(book) == "one\r\ntwo\r\n"
 
 
-def test_a_recipe_stands_above_the_command_line(benchmark):
+def test_recipe_overrides_command_line(benchmark):
     given = benchmark.Arguments(rate=1e-5, batch=8)
     plain, ours = (benchmark.configuration(given, f"cedd/uniform{plus}") for plus in ("", "+muon"))
     assert (plain.optimizer.matrices, plain.optimizer.rate) == ("adamw", 1e-5)
@@ -232,14 +232,14 @@ def test_a_recipe_stands_above_the_command_line(benchmark):
     long = benchmark.configuration(given, "cedd/uniform/0.45+long")
     assert set(differing_settings(fast, long)) == {"model.dropout"}
     assert (fast.steps, long.steps) == (25_000, 50_000)
-    assert fast.steps < long.checkpoint_every < long.steps  # only the long one has a checkpoint on its way
-    longer = benchmark.configuration(given, "cedd/uniform+50000")  # the paper's settings, for as long as its last table
+    assert fast.steps < long.checkpoint_every < long.steps  # only the long one has a checkpoint before its end
+    longer = benchmark.configuration(given, "cedd/uniform+50000")  # the paper's settings and longest training
     assert (differing_settings(plain, longer), longer.steps, plain.out != longer.out) == ([], 50_000, True)
     crlf = benchmark.configuration(given, "cedd/uniform+crlf")
     assert set(differing_settings(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
 
 
-def test_the_papers_settings_are_the_defaults(benchmark):
+def test_paper_settings_are_defaults(benchmark):
     config = benchmark.configuration(benchmark.Arguments(), "cedd/uniform")
     assert (config.model.width, config.model.depth, config.model.dropout) == (768, 12, 0.1)
     assert (config.batch.size, config.length, config.steps) == (32, 128, 25_000)
@@ -255,7 +255,7 @@ def test_the_papers_settings_are_the_defaults(benchmark):
             benchmark.Arguments(only=(cell,)).check()
 
 
-def test_the_device_is_used_in_turns(benchmark, tmp_path):
+def test_device_is_used_in_turns(benchmark, tmp_path):
     first, second = (benchmark.Turn(tmp_path) for _ in range(2))
     first.take()
     waits = threading.Thread(target=second.take)
@@ -272,7 +272,7 @@ def test_the_device_is_used_in_turns(benchmark, tmp_path):
     second.give_back()
 
 
-def test_the_benchmark_asks_for_its_books(tmp_path, monkeypatch):
+def test_missing_books_are_reported(tmp_path, monkeypatch):
     monkeypatch.delenv("CEDD_DATA", raising=False)
     places = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--device", "cpu"]
     code, said = run(BENCHMARK, *places)
@@ -281,7 +281,7 @@ def test_the_benchmark_asks_for_its_books(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_benchmark_stops_in_time_and_goes_on(tmp_path, shared_data):
+def test_benchmark_stops_in_time_and_resumes(tmp_path, shared_data):
     """A tiny network on the CPU: stopped by the clock with a checkpoint, resumed, finished, its table printed."""
     novels = shared_data / "novels"
     if not novels.is_dir():

@@ -25,7 +25,7 @@ def test_kinds_of_errors(protocol):
     assert {pair: protocol.kind_of(protocol.Pair(*pair), {"cat"}) for pair in kinds} == kinds
 
 
-def test_the_part_of_a_word_does_not_depend_on_case(protocol):
+def test_part_of_word_does_not_depend_on_case(protocol):
     words = [f"word{i}" for i in range(1000)]
     assert [protocol.part_of(word) for word in words] == [protocol.part_of(word.upper()) for word in words]
     shares = {part: sum(protocol.part_of(word) == part for word in words) for part in ("train", "dev", "test")}
@@ -39,7 +39,7 @@ def test_errors_are_inserted_into_sentences(protocol):
     assert (one.written, one.meant) == ("The Leter came to us.", "The Letter came to us.")
 
 
-def test_a_shortened_sentence_has_its_error(protocol):
+def test_shortened_sentence_keeps_its_error(protocol):
     for name in ("came", "went", "stood"):
         meant = f"The man {name} home."
         short = protocol.shortened(protocol.Misspelt(meant, meant.replace("home", "hoem")), 2)
@@ -48,7 +48,7 @@ def test_a_shortened_sentence_has_its_error(protocol):
     assert protocol.shortened(protocol.Misspelt("I have.", "I have."), 3) is None
 
 
-def test_the_difference_of_paired_shares(protocol):
+def test_paired_difference_of_shares(protocol):
     """With 2 discordant pairs of 355: 2 / 357 -+ 1.96 sqrt(3 - 4 / 357) / 357."""
 
     def share(hits):

@@ -1,4 +1,4 @@
-"""The bounds of block diffusion: sums over blocks of the bound of each, given the text before it."""
+"""Bounds of block diffusion: sums over blocks of each block's bound given the text before it."""
 
 import itertools
 import math
@@ -24,11 +24,11 @@ FLOAT64 = torch.float64
 PROCESSES = every_process(V)
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))
 BEGINNINGS = ((0, 1), (2, 2))
-"""The first blocks of some data, to spare time."""
+"""The first blocks of the data; only two, to save time."""
 
 
 @pytest.mark.parametrize("kind", [pytest.param("absorb", marks=pytest.mark.slow), "roulette", "hybrid"])
-def test_bounds_are_the_oracles_integrals_over_blocks_and_the_texts_before_them(kind: str) -> None:
+def test_exact_bound_matches_oracle_sum_over_blocks(kind: str) -> None:
     process = PROCESSES[kind]
     model, p0 = BlockNetwork(process, L, BLOCK, seed=1), torch.zeros((V,) * L, dtype=FLOAT64)
     for first in BEGINNINGS:
@@ -60,7 +60,7 @@ FAST = {("cedd", "absorb"), ("sedd", "roulette"), ("bayes", "hybrid")}
         for pair in itertools.product(("cedd", "bayes", "sedd"), PROCESSES)
     ],
 )
-def test_an_estimate_is_the_exact_bound_within_its_error(name: str, kind: str) -> None:
+def test_estimate_matches_exact_bound_within_error(name: str, kind: str) -> None:
     """Within 4 standard errors: a false alarm in 16,000 for each of two bounds."""
     process = PROCESSES[kind]
     model = BlockNetwork(process, L, BLOCK, seed=3)
@@ -80,7 +80,7 @@ def test_an_estimate_is_the_exact_bound_within_its_error(name: str, kind: str) -
 
 
 @pytest.mark.parametrize("kind", [pytest.param("absorb", marks=pytest.mark.slow), "uniform"])
-def test_independent_draws_are_of_the_same_bound(kind: str) -> None:
+def test_independent_and_stratified_draws_agree(kind: str) -> None:
     process = PROCESSES[kind]
     model = BlockNetwork(process, L, BLOCK, seed=3)
     one, other = (
@@ -103,7 +103,7 @@ def test_independent_draws_are_of_the_same_bound(kind: str) -> None:
 
 
 def conditional_logits(model: BlockNetwork, past: tuple[int, ...]) -> Any:
-    """The network of a block as the oracle calls it."""
+    """The network of a block, in the oracle's calling convention."""
 
     def logits(states: list[tuple[int, ...]], sigma: float) -> np.ndarray:
         x = torch.tensor(states)
@@ -113,8 +113,8 @@ def conditional_logits(model: BlockNetwork, past: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("time_free", [True, False])
-def test_the_exact_likelihood_is_a_product_over_blocks(time_free: bool) -> None:
-    """By every order of every block, and it is the law of a sampler: over all texts it sums to one."""
+def test_exact_likelihood_is_product_over_blocks(time_free: bool) -> None:
+    """Compared with every order of every block. It is the distribution of a sampler: over all texts it sums to one."""
     process = cedd.absorb(V)
     model = BlockNetwork(process, L, BLOCK, seed=7, time_free=time_free)
     nats = cedd.exact_likelihood(model, process, TEXTS, range(L), method="cedd", block=BLOCK)
@@ -133,8 +133,8 @@ def test_the_exact_likelihood_is_a_product_over_blocks(time_free: bool) -> None:
     assert (found.bound, found.monte_carlo_stderr) == ("exact", 0.0)
 
 
-def test_some_positions_given_the_others_of_their_blocks() -> None:
-    """A prompt that ends within a block: the likelihood of the rest of it, and of the next."""
+def test_likelihood_of_positions_given_rest_of_block() -> None:
+    """A prompt that ends within a block: the likelihood of the rest of that block and of the next."""
     process = cedd.absorb(V)
     model, text = BlockNetwork(process, L, BLOCK, seed=7, time_free=True), TEXTS[50:51]
     found = cedd.exact_likelihood(model, process, text, (1, 2, 3), method="cedd", block=BLOCK)
@@ -144,8 +144,8 @@ def test_some_positions_given_the_others_of_their_blocks() -> None:
     torch.testing.assert_close(found, second - first)
 
 
-def test_importance_closes_in_on_the_exact_likelihood() -> None:
-    """From above and below, and more orders are closer; 4 standard errors, a false alarm in 16,000 each."""
+def test_importance_bounds_converge_to_exact_likelihood() -> None:
+    """From above and below, closer with more orders; within 4 standard errors (one false alarm in 16,000 each)."""
     process, length, block = cedd.absorb(V), 6, 3
     model = BlockNetwork(process, length, block, seed=8, time_free=True)
     generator = torch.Generator().manual_seed(9)
@@ -170,7 +170,7 @@ def test_importance_closes_in_on_the_exact_likelihood() -> None:
 
 
 def prefix_network(V: int, L: int, seed: int) -> Any:
-    """Logits of the next token [V] by the text before it."""
+    """A function from the text before a token to the logits of that token [V]."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(sum(V**known for known in range(L)), V, generator=generator, dtype=FLOAT64)
 
@@ -183,14 +183,14 @@ def prefix_network(V: int, L: int, seed: int) -> Any:
     return logits
 
 
-def test_blocks_of_one_token_are_autoregressive() -> None:
-    """With the same conditionals: the exact likelihood is that of `ar`; its loss is that of ceddt but for the share of
-    tokens that are not masked at t = 1; and the bound adds what these cost."""
+def test_blocks_of_one_token_match_autoregressive_model() -> None:
+    """With equal conditionals, the exact likelihood is that of `ar`; the losses differ by the share of tokens that are
+    not masked at t = 1; and the bound adds the cost of these tokens."""
     process = cedd.absorb(V)
     logits = prefix_network(V, L, seed=10)
 
     def causal(inputs: Tensor, _: Tensor) -> Tensor:
-        text = torch.cat([inputs[:, 1:], inputs[:, :1]], 1)  # what it predicts, but for the last
+        text = torch.cat([inputs[:, 1:], inputs[:, :1]], 1)  # the tokens that it predicts, except for the last
         return torch.stack([logits(text[:, :i]) for i in range(L)], 1)
 
     def in_blocks(x_t: Tensor, sigma: Tensor, *, clean: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def test_blocks_of_one_token_are_autoregressive() -> None:
     assert error < 0.01
 
 
-def test_the_law_that_is_written_in_blocks_is_a_law() -> None:
+def test_learned_distribution_of_blocks_is_normalized() -> None:
     process = cedd.roulette(2, 0.7)
     model = BlockNetwork(process, L, BLOCK, seed=12)
     method = cedd.METHODS["bayes"].in_blocks(BLOCK)
@@ -236,7 +236,7 @@ def test_the_law_that_is_written_in_blocks_is_a_law() -> None:
     assert found == pytest.approx(float(-(p0 * law.log()).sum()) / L, abs=1e-6)
 
 
-def test_conditions_are_those_of_the_text() -> None:
+def test_condition_applies_to_its_own_text() -> None:
     process = cedd.absorb(V)
     model = BlockNetwork(process, L, BLOCK, seed=3)
 
@@ -256,7 +256,7 @@ def test_conditions_are_those_of_the_text() -> None:
     assert left < 0.01
 
 
-def test_what_is_not_possible_is_refused_in_one_line() -> None:
+def test_invalid_block_bounds_are_rejected() -> None:
     absorb, model = cedd.absorb(V), BlockNetwork(cedd.absorb(V), L, BLOCK, seed=3)
     with pytest.raises(ValueError, match="blocks of 3 do not divide a length of 4"):
         cedd.estimate_bound(model, absorb, TEXTS, method="cedd", block=3)

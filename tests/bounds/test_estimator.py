@@ -1,4 +1,4 @@
-"""The estimate of a bound against its exact value, and the honesty of its error."""
+"""Bound estimates against exact values, and the calibration of their errors."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from cedd.process import TokenProcess
 from tests.combinations import covering
 from tests.networks import Model, every_process, random_data, random_network
 
-ELSEWHERE = torch.device("cpu", 0)  # a device without float64, which the CPU stands for
+OTHER_DEVICE = torch.device("cpu", 0)  # the CPU, standing for a device without float64
 V, L = 3, 2
 OTHER_SCHEDULES = {
     "absorb, polynomial": cedd.absorb(V, cedd.Polynomial(2.0)),
@@ -48,7 +48,7 @@ def empirical(data: Tensor, vocab_size: int) -> Tensor:
     return p0 / len(data)
 
 
-# ---- the right number ---------------------------------------------------------------------------------------
+# ---- agreement with exact values ----------------------------------------------------------------------------
 
 
 @cache
@@ -66,14 +66,14 @@ OPTIONS: dict[str, Any] = {"draws": 12, "fixed_set": True, "batch": 4096}
 
 @cache
 def estimated(name: str, method: str, bound: Bound, sampling: Literal["stratified", "independent"]) -> BoundEstimate:
-    """One bound of the network and the data above, by itself."""
+    """One bound of the network and the data above, estimated separately."""
     model, data, _ = enumerated(name, method)
     how = {"method": method, "bound": bound, "sampling": sampling, "generator": generator(8), **OPTIONS}
     return estimate_bound(model, PROCESSES[name], data, **how)
 
 
 @pytest.mark.parametrize(("name", "method"), covering(itertools.product(PROCESSES, ("sedds", "bayes"))))
-def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str) -> None:
+def test_bounds_from_shared_draws_match_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 7 x 2 x 3 comparisons, a chance of 0.3% that one of them fails on other seeds."""
     process = PROCESSES[name]
     model, data, exact = enumerated(name, method)
@@ -99,8 +99,8 @@ def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str)
     ("process", "method"),
     covering(itertools.product((cedd.roulette(V, 0.05), cedd.hybrid(V, 0.99)), ("sedd", "sedds"))),
 )
-def test_ratios_of_tokens_that_are_shuffled_many_times_are_met(process: TokenProcess, method: str) -> None:
-    """Within 4 standard errors, each below 3% of the bound: with rare draws that weigh much they were up to 16%."""
+def test_score_estimates_under_many_shuffles_match_enumeration(process: TokenProcess, method: str) -> None:
+    """Within 4 standard errors, each below 3% of the bound; with rare draws of large weight they would be up to 16%."""
     everything = torch.cartesian_prod(torch.arange(V), torch.arange(V)).repeat(200, 1)
     model = random_network(process, L, seed=0)
     exact = cedd.exact_bound(model, process, empirical(everything, V), method=method)
@@ -110,8 +110,8 @@ def test_ratios_of_tokens_that_are_shuffled_many_times_are_met(process: TokenPro
     assert found.stderr < 0.03 * exact
 
 
-def test_bounds_that_stop_at_other_times_are_drawn_apart() -> None:
-    """j1 is as it is alone, with a generator that begins alike, if `tight` stops late."""
+def test_bounds_with_different_stops_use_separate_draws() -> None:
+    """j1 equals its separate estimate with the same seed, even if `tight` stops late."""
     process, method = PROCESSES["uniform"], cedd.get_method("sedds").with_stop(0.1)
     model = random_network(process, L, seed=5, size=0.5)
     data = sequences(random_data(V, L, seed=6), 40, generator(7))
@@ -123,8 +123,8 @@ def test_bounds_that_stop_at_other_times_are_drawn_apart() -> None:
         assert (found[bound].nats_per_token, found[bound].earliest_time) == (alone.nats_per_token, low)
 
 
-def test_independent_draws_are_each_bounds_own() -> None:
-    """With torch's own generator as with another: each bound is as it is alone, and counts its own evaluations."""
+def test_independent_draws_are_separate_for_each_bound() -> None:
+    """With torch's default generator, each bound equals its separate estimate and counts its own evaluations."""
     process, data = PROCESSES["absorb"], sequences(random_data(V, L, seed=6), 12, generator(7))
     model = random_network(process, L, seed=5, size=0.5)
     options: dict = {"method": "cedd", "draws": 8, "sampling": "independent"}
@@ -136,7 +136,7 @@ def test_independent_draws_are_each_bounds_own() -> None:
         assert (found[bound].nats_per_token, found[bound].evaluations) == (alone.nats_per_token, 12 * 8)
 
 
-def test_one_bound_may_be_infinite_and_another_not() -> None:
+def test_one_bound_may_be_infinite_and_another_finite() -> None:
     """Ratios like 1/sigma at clean tokens, and ratios that give a token probability zero."""
     process, data = PROCESSES["uniform"], torch.tensor([[0, 1], [2, 2], [1, 0]])
 
@@ -174,8 +174,8 @@ def test_one_bound_may_be_infinite_and_another_not() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_an_infinite_last_step_is_named_and_a_floor_makes_it_finite(sampling) -> None:
-    """At sigma(0) > 0 what a redraw explains may be more than all that scaled scores of a bad network give a token."""
+def test_infinite_last_step_is_reported_and_avoided_by_time_floor(sampling) -> None:
+    """At sigma(0) > 0, the scaled scores of a bad network may give a token a posterior probability of zero."""
     process = PROCESSES["uniform, geometric"]
     model, data = random_network(process, L, seed=5), sequences(random_data(V, L, seed=6), 40, generator(7))
     options = {"method": "sedds", "sampling": sampling, "draws": 8}
@@ -194,10 +194,10 @@ def test_an_infinite_last_step_is_named_and_a_floor_makes_it_finite(sampling) ->
         *(pytest.param(*pair, marks=pytest.mark.slow) for pair in itertools.product(PROCESSES, ("sedds", "bayes"))),
     ],
 )
-def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
+def test_every_bound_matches_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 26 x 4 comparisons, a chance of 1% that one of them fails on other seeds.
 
-    Independent times are drawn for one of the bounds; the floor's test draws them for all."""
+    Independent times are drawn for one of the bounds; the test with a time floor draws them for all."""
     process, exact = PROCESSES[name], enumerated(name, method)[2]
     for bound, sampling in [*itertools.product(BOUNDS, SAMPLINGS[:1]), ("tight", SAMPLINGS[1])]:
         found = estimated(name, method, bound, sampling)
@@ -206,11 +206,11 @@ def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
             assert found.nats_per_token == math.inf
             continue
         assert abs(found.nats_per_token - exact[bound]) < 4 * found.stderr, (bound, sampling)
-        assert found.stderr < 0.6 * max(1.0, exact[bound]), (bound, sampling)  # or the comparison says nothing
+        assert found.stderr < 0.6 * max(1.0, exact[bound]), (bound, sampling)  # otherwise the comparison is too weak
 
 
 @pytest.mark.parametrize("method", ["cedd-star", "ceddt", "bayes-star", "cedd*"])
-def test_methods_with_one_parameterization_have_one_bound(method: str) -> None:
+def test_methods_with_same_parameterization_have_same_bound(method: str) -> None:
     process = PROCESSES["roulette"]
     model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 10, generator(3))
     plain = "bayes" if "bayes" in method else "cedd"
@@ -225,8 +225,8 @@ def test_methods_with_one_parameterization_have_one_bound(method: str) -> None:
     ("name", "method"),
     [*itertools.product(("absorb", "uniform", "roulette"), ("cedd", "bayes")), ("absorb", "dfm"), ("absorb", "ar")],
 )
-def test_an_offset_of_all_outputs_changes_nothing(name: str, method: str) -> None:
-    """In float32, with an offset and logits that need no rounding there; the sum in the normaliser did."""
+def test_constant_offset_of_outputs_does_not_change_bound(name: str, method: str) -> None:
+    """In float32; the offset and the logits are exact there, so only the sum in the normalizer is rounded."""
     process, data = PROCESSES[name], sequences(random_data(V, L, seed=2), 10, generator(3))
     table = torch.randn(process.num_states, L, V, generator=generator(5)).mul(8).round() / 4
 
@@ -240,15 +240,15 @@ def test_an_offset_of_all_outputs_changes_nothing(name: str, method: str) -> Non
     assert bound(2.0**21) == pytest.approx(bound(0.0), rel=1e-6)
 
 
-def test_ratios_beyond_all_bounds_cost_infinitely_much() -> None:
-    """Their sum is no float32: infinity less infinity was nan."""
+def test_overflowing_ratios_have_infinite_cost() -> None:
+    """Their sum overflows float32; infinity minus infinity must not give nan."""
     process, data = PROCESSES["roulette"], sequences(random_data(V, L, seed=2), 4, generator(3))
     found = estimate_bound(lambda x, sigma: torch.full((*x.shape, V), 3e38), process, data, method="sedd", draws=2)
     assert found.nats_per_token == math.inf
 
 
 @pytest.mark.parametrize("name", ["absorb", "uniform", "roulette", "eroulette"])
-def test_the_three_bounds_differ_by_what_no_model_influences(name: str) -> None:
+def test_bounds_differ_by_model_independent_constants(name: str) -> None:
     process = PROCESSES[name]
     model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 20, generator(3))
 
@@ -269,9 +269,9 @@ def test_the_three_bounds_differ_by_what_no_model_influences(name: str) -> None:
     assert value("j1") - value("j2") == pytest.approx(end.conditional_entropy - end.paper_prior_entropy, abs=1e-10)
 
 
-def test_the_papers_constants() -> None:
-    """J1 - J2 of the paper, at its own vocabulary and schedules: 0.0079 (absorb), 0.0118 (roulette), -0.0030; and what
-    is left of it where both are cut at t = 1e-4."""
+def test_bound_differences_match_paper_constants() -> None:
+    """J1 - J2 of the paper, with its vocabulary and schedules: 0.0079 (absorb), 0.0118 (roulette), -0.0030 (uniform);
+    and the difference when both are cut at t = 1e-4."""
     size, method = 50257, cedd.METHODS["cedd"]
     for process, constant, cut in (
         (cedd.absorb(size), 0.0079, 0.0069),
@@ -288,8 +288,8 @@ def test_the_papers_constants() -> None:
 
 
 @pytest.mark.parametrize(("bound", "method"), itertools.product(BOUNDS, ("sedds", "bayes")))
-def test_a_time_floor_is_where_the_path_ends_or_is_cut(bound: Bound, method: str) -> None:
-    """Another than the default's: estimate and enumeration agree within 4 standard errors, both ways of drawing."""
+def test_bounds_with_time_floor_match_enumeration(bound: Bound, method: str) -> None:
+    """With a floor other than the default, they agree within 4 standard errors for both ways of drawing."""
     process = PROCESSES["uniform"]
     model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 200, generator(3))
     exact = cedd.exact_bound(model, process, empirical(data, V), method=method, bound=bound, time_floor=1e-2)
@@ -311,7 +311,7 @@ def test_a_time_floor_is_where_the_path_ends_or_is_cut(bound: Bound, method: str
         assert abs(found.nats_per_token - exact) < 4 * found.stderr, sampling
 
 
-def test_down_to_zero_scaled_scores_have_no_finite_bound() -> None:
+def test_scaled_scores_have_infinite_bound_without_time_floor() -> None:
     process = PROCESSES["uniform"]
     model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 20, generator(3))
     assert estimate_bound(model, process, data, method="sedds", time_floor=0.0).nats_per_token == math.inf
@@ -320,7 +320,7 @@ def test_down_to_zero_scaled_scores_have_no_finite_bound() -> None:
     assert math.isfinite(default.nats_per_token)
 
 
-def test_a_denoiser_as_it_is_stops_short_and_its_bound_is_true() -> None:
+def test_unrescaled_denoiser_stops_early_and_has_valid_bound() -> None:
     """Without the paper's rescaling its ratios at clean tokens grow like 1/t, as those of scaled scores do."""
     raw = cedd.Method("raw", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
     for name in ("uniform", "roulette"):
@@ -343,9 +343,9 @@ def test_a_denoiser_as_it_is_stops_short_and_its_bound_is_true() -> None:
 
 
 @pytest.mark.parametrize("method", [pytest.param("cedd", marks=pytest.mark.slow), "bayes"])
-def test_costs_that_grow_like_a_root_have_a_finite_bound(method: str) -> None:
+def test_costs_like_inverse_root_of_time_have_finite_bound(method: str) -> None:
     """On hybrid(0.99) clean tokens cost as much as 100/sqrt(t): more than a thousandth of 1/t even at t = 1e-10,
-    and yet integrable. Ratios that grow like 1/t are not, there either."""
+    and yet integrable. Ratios that grow like 1/t are not integrable there either."""
     process = cedd.hybrid(V, 0.99)
     model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 200, generator(3))
     exact = cedd.exact_bound(model, process, empirical(data, V), method=method)
@@ -356,8 +356,8 @@ def test_costs_that_grow_like_a_root_have_a_finite_bound(method: str) -> None:
 
 
 @pytest.mark.parametrize(("p_m", "method"), covering(itertools.product((0.05, 0.1), ("sedd", "sedds", "bayes"))))
-def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> None:
-    """What ratios of the network's own cost there is no multiple of keep, which is e^-138 at the end."""
+def test_estimate_when_data_are_lost_long_before_the_end(p_m: float, method: str) -> None:
+    """The cost of the network's ratios there is not proportional to keep, which is e^-138 at the end."""
     process = cedd.roulette(V, p_m)
     model, p0 = random_network(process, L, seed=1), random_data(V, L, seed=2)
     exact = cedd.exact_bound(model, process, p0, method=method)
@@ -368,8 +368,8 @@ def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> N
         assert found.stderr < 0.5 * exact
 
 
-def test_the_best_stop_is_found() -> None:
-    """Of the grid, that with the least exact bound (or its neighbour, where the two are within the noise)."""
+def test_choose_stop_finds_best_stop() -> None:
+    """The grid point with the lowest exact bound (or its neighbour, if the two differ by less than the noise)."""
     process = PROCESSES["roulette"]
     model, p0 = random_network(process, L, seed=1, size=0.5), random_data(V, L, seed=2)
     data = sequences(p0, 60, generator(3))
@@ -382,7 +382,7 @@ def test_the_best_stop_is_found() -> None:
         chosen.with_stop(0.0)
 
 
-def test_the_times_at_which_a_path_may_stop_share_its_draws() -> None:
+def test_candidate_stops_share_draws_of_path() -> None:
     """Only the last step is evaluated for each time: 60 * 12 * 2 evaluations besides the 60 * 16 of the path."""
     process, evaluated = PROCESSES["roulette"], 0
     network, p0 = random_network(process, L, seed=1, size=0.5), random_data(V, L, seed=2)
@@ -396,11 +396,11 @@ def test_the_times_at_which_a_path_may_stop_share_its_draws() -> None:
     assert evaluated <= 60 * (16 + 2 * len(STOPS))
 
 
-# ---- an honest error ----------------------------------------------------------------------------------------
+# ---- calibrated errors --------------------------------------------------------------------------------------
 
 
 def coverage(process: TokenProcess, method: str, repetitions: int, seed: int) -> tuple[float, float, float]:
-    """The share of 95% intervals that hold the exact value, for data drawn anew each time; the bias in standard
+    """The share of 95% intervals that contain the exact value, with new data in every repetition; the bias in standard
     errors of the mean over repetitions; and the ratio of the reported error to the true one."""
     model, p0 = random_network(process, L, seed=11, size=0.5), random_data(V, L, seed=12)
     exact = cedd.exact_bound(model, process, p0, method=method)
@@ -420,8 +420,8 @@ def coverage(process: TokenProcess, method: str, repetitions: int, seed: int) ->
 @pytest.mark.parametrize(
     ("name", "method"), [("absorb", "cedd"), pytest.param("roulette", "bayes", marks=pytest.mark.slow)]
 )
-def test_coverage_roughly(name: str, method: str) -> None:
-    """40 repetitions: right 95% intervals hold fewer than 33 times once in 1,400, a bias is of 4 once in 16,000,
+def test_interval_coverage_is_roughly_nominal(name: str, method: str) -> None:
+    """40 repetitions: correct 95% intervals hold fewer than 33 times once in 1,400, a bias reaches 4 once in 16,000,
     and the spread has an error of 11% (the slow tests have 1,000 repetitions, of every cell)."""
     share, bias, ratio = coverage(PROCESSES[name], method, 40, seed=1)
     assert share >= 0.825
@@ -430,8 +430,8 @@ def test_coverage_roughly(name: str, method: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_monte_carlo_error_is_that_of_repetition() -> None:
-    """On fixed data: reported against observed over 50 repetitions, whose own error is 10%."""
+def test_monte_carlo_error_matches_spread_of_repetitions() -> None:
+    """On fixed data: the reported error against the spread of 50 repetitions, which has an error of 10%."""
     process = PROCESSES["roulette"]
     model = random_network(process, L, seed=1, size=0.5)
     data = sequences(random_data(V, L, seed=2), 60, generator(3))
@@ -458,7 +458,7 @@ def test_independent_draws_have_no_interval() -> None:
         estimate_bound(model, process, data, method="cedd", sampling="independent", tolerance=0.1)
 
 
-def test_one_sequence_has_a_monte_carlo_error_only() -> None:
+def test_single_sequence_has_only_monte_carlo_error() -> None:
     process = PROCESSES["absorb"]
     model, data = random_network(process, L, seed=1), torch.tensor([[0, 2]])
     found = estimate_bound(model, process, data, method="cedd", draws=64, generator=generator(1))
@@ -469,7 +469,7 @@ def test_one_sequence_has_a_monte_carlo_error_only() -> None:
 
 
 def bigram_text(count: int, length: int, vocab_size: int) -> tuple[Tensor, Model]:
-    """Sequences of a Markov chain, and a denoiser that knows the chain and looks one token to the left."""
+    """Sequences of a Markov chain, and a denoiser with the chain's conditionals given the left neighbour."""
     source = generator(0)
     logits = 2.5 * torch.randn(vocab_size, vocab_size, generator=source, dtype=torch.float64)
     rows = torch.softmax(logits, -1)
@@ -486,7 +486,7 @@ def bigram_text(count: int, length: int, vocab_size: int) -> tuple[Tensor, Model
     return x, model
 
 
-def test_tight_needs_a_fraction_of_the_evaluations() -> None:
+def test_stratified_draws_have_less_than_a_quarter_of_the_variance() -> None:
     """A regression test on a toy; benchmarks/bound_variance.py measures it on trained networks."""
     size = 12
     data, model = bigram_text(100, 64, size)
@@ -502,7 +502,7 @@ def test_tight_needs_a_fraction_of_the_evaluations() -> None:
     assert (error("independent") / error("stratified")) ** 2 > 4
 
 
-# ---- what it promises ---------------------------------------------------------------------------------------
+# ---- behaviour ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -516,7 +516,7 @@ def transformer() -> Transformer:
 @pytest.mark.parametrize(
     "method", ["sedd", "dfm", "ar", *(pytest.param(one, marks=pytest.mark.slow) for one in ("cedd", "bayes"))]
 )
-def test_chunks_of_rows_give_what_dense_outputs_give(
+def test_chunked_rows_match_dense_outputs(
     transformer: Transformer, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = cedd.absorb(11) if method in ("dfm", "ar") else cedd.roulette(11, 0.6)
@@ -532,12 +532,12 @@ def test_chunks_of_rows_give_what_dense_outputs_give(
     monkeypatch.setitem(network._ENTRIES_AT_ONCE, "cpu", 11 * 7)
     assert value(transformer) == pytest.approx(whole, rel=1e-6)
     assert value(transformer, batch=3) == pytest.approx(whole, rel=1e-6)
-    # and by way of another device, which the CPU stands for here
-    monkeypatch.setattr(network, "has_float64", lambda device: torch.device(device) != ELSEWHERE)
-    assert value(transformer, device=ELSEWHERE) == pytest.approx(whole, rel=1e-6)
+    # and via another device, which the CPU stands for here
+    monkeypatch.setattr(network, "has_float64", lambda device: torch.device(device) != OTHER_DEVICE)
+    assert value(transformer, device=OTHER_DEVICE) == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_device_without_float64_leaves_the_sums_to_the_cpu(transformer: Transformer) -> None:
+def test_sums_are_computed_on_cpu_for_device_without_float64(transformer: Transformer) -> None:
     for model in (transformer, lambda x, sigma: torch.zeros(*x.shape, 11)):
         for place in ("mps", "cuda"):
             run = network.Network.of(model, 11, place)
@@ -545,7 +545,7 @@ def test_a_device_without_float64_leaves_the_sums_to_the_cpu(transformer: Transf
             assert run.device == torch.device("cpu" if place == "mps" else place)
 
 
-def test_a_network_in_training_is_measured_without_its_dropout(transformer: Transformer) -> None:
+def test_network_in_training_mode_is_evaluated_without_dropout(transformer: Transformer) -> None:
     process, data = cedd.roulette(11, 0.6), torch.randint(11, (4, 12), generator=generator(1))
     transformer.train()
     values = {
@@ -556,7 +556,7 @@ def test_a_network_in_training_is_measured_without_its_dropout(transformer: Tran
     assert transformer.training
 
 
-def test_the_record() -> None:
+def test_estimate_fields() -> None:
     process = PROCESSES["roulette"]
     model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 30, generator(3))
     found = estimate_bound(model, process, data, method="bayes", draws=5, generator=generator(4))
@@ -575,7 +575,7 @@ def test_the_record() -> None:
     assert half[-1].item() == pytest.approx((found.ci95[1] - found.ci95[0]) / 2, rel=0.1)
 
 
-def test_the_same_generator_gives_the_same_numbers_whatever_the_batch() -> None:
+def test_estimate_does_not_depend_on_batch_size() -> None:
     process = PROCESSES["roulette"]
     model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 9, generator(3))
     values = [
@@ -586,7 +586,7 @@ def test_the_same_generator_gives_the_same_numbers_whatever_the_batch() -> None:
     assert torch.allclose(values[0], values[2], rtol=1e-12)
 
 
-def test_a_tolerance_is_kept_or_said_to_be_out_of_reach() -> None:
+def test_tolerance_is_met_or_reported_as_not_reached() -> None:
     process = PROCESSES["absorb"]
     model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 40, generator(3))
 
@@ -607,13 +607,13 @@ def test_a_tolerance_is_kept_or_said_to_be_out_of_reach() -> None:
         assert found.reached
         assert (found.ci95[1] - found.ci95[0]) / 2 <= math.log1p(tolerance)
     assert fine.evaluations > rough.evaluations
-    never = within(1e-3, False)  # 40 sequences say no more about their population, however often they are drawn
+    never = within(1e-3, False)  # more draws do not make up for having only 40 sequences
     assert not never.reached
     assert never.draws < 4096
 
 
-def test_many_rounds_are_not_settled_again_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tolerance that is out of reach goes on to the last draw, in a time that is linear in the draws."""
+def test_many_rounds_are_settled_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an unreachable tolerance, drawing continues to the last draw, in time linear in the number of draws."""
     settled: list[int] = []
     settle = StratifiedDraws.settle
 
@@ -632,8 +632,8 @@ def test_many_rounds_are_not_settled_again_after_each(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_many_small_rounds_have_an_error() -> None:
-    """Rounds of a draw or two a half have no four neighbours in time: their differences must not be taken for 0."""
+def test_many_small_rounds_have_nonzero_error() -> None:
+    """Rounds with one or two draws per half lack four neighbours in time: their differences must not count as 0."""
     process = PROCESSES["absorb"]
     model, text = random_network(process, L, seed=1), torch.tensor([[0, 1]])
     exact = cedd.exact_bound(model, process, empirical(text, V), method="cedd")
@@ -684,13 +684,13 @@ def test_progress_counts_every_evaluation() -> None:
         ("nonsense", {}, "unknown method"),
     ],
 )
-def test_bad_wishes_are_refused(method: str, options: dict, message: str) -> None:
+def test_invalid_options_are_rejected(method: str, options: dict, message: str) -> None:
     process = PROCESSES["absorb"]
     with pytest.raises(ValueError, match=message):
         estimate_bound(random_network(process, L, 1), process, torch.zeros(3, L).long(), method=method, **options)
 
 
-def test_an_exact_bound_needs_a_path() -> None:
+def test_exact_bound_rejects_time_floor_of_one() -> None:
     process = PROCESSES["uniform"]
     with pytest.raises(ValueError, match="earliest time must be in"):
         cedd.exact_bound(random_network(process, L, 1), process, random_data(V, L, 2), method="cedd", time_floor=1.0)
@@ -705,13 +705,13 @@ def test_an_exact_bound_needs_a_path() -> None:
         (torch.zeros(2, 2), "int32 or int64"),
     ],
 )
-def test_bad_data_are_refused(data: Tensor, message: str) -> None:
+def test_invalid_data_are_rejected(data: Tensor, message: str) -> None:
     process = PROCESSES["absorb"]
     with pytest.raises(ValueError, match=message):
         estimate_bound(random_network(process, L, 1), process, data, method="cedd")
 
 
-def test_outputs_of_a_wrong_shape_are_refused() -> None:
+def test_outputs_of_wrong_shape_are_rejected() -> None:
     process = PROCESSES["absorb"]
     with pytest.raises(ValueError, match="without a mask column"):
         estimate_bound(lambda x, s: torch.zeros(*x.shape, V + 1), process, torch.zeros(2, L).long(), method="cedd")

@@ -1,4 +1,4 @@
-"""The methods with bounds of their own: discrete flow matching by enumeration, autoregressive exactly."""
+"""Methods with their own bounds: discrete flow matching by enumeration, autoregressive exactly."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ CLEAN = list(itertools.product(range(V), repeat=L))
 
 
 def all_data() -> tuple[Tensor, Tensor]:
-    """Every clean sequence, in multiples of its probability, as data [N, L] and as p0 [V^L]."""
+    """Every clean sequence, repeated in proportion to its probability, as data [N, L] and as p0 [V^L]."""
     counts = (random_data(V, L, seed=4).flatten() * 300).round().long() + 1
     data = torch.tensor(CLEAN).repeat_interleave(counts, 0)
     return data, counts.double() / counts.sum()
@@ -38,7 +38,7 @@ def predictions(model: Model, process: cedd.TokenProcess, t: float) -> Tensor:
 
 
 def rates(model: Model, process: cedd.TokenProcess, corrector: Corrector | None, t: float) -> np.ndarray:
-    """The learned process's rates [to, from], off the diagonal, in flow time, straight from the velocity."""
+    """The learned process's rates [to, from], off the diagonal, in flow time, directly from the velocity."""
     kappa, slope = math.exp(-float(process.alpha(t))), float(process.alpha_rate(t)) * math.exp(-float(process.alpha(t)))
     s = 1 - t
     excess = 0.0 if corrector is None else corrector.strength * s**corrector.start * (1 - s) ** corrector.stop
@@ -58,7 +58,7 @@ def rates(model: Model, process: cedd.TokenProcess, corrector: Corrector | None,
 
 
 def learned_data(model: Model, process: cedd.TokenProcess, corrector: Corrector | None) -> Tensor:
-    """The law over clean sequences: from p_r at t = 1 to t = LOW by an ODE, then masks read off the prediction."""
+    """The law over clean sequences: from p_r at t = 1 to t = LOW by an ODE, then masks filled by the prediction."""
     start = process.prior()[torch.tensor(STATES)].prod(-1)
 
     def slope(w: float, law: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ def enumerated(model: Model, process: cedd.TokenProcess, corrector: Corrector | 
 
 
 @pytest.mark.parametrize(("schedule", "corrector"), covering(itertools.product(SCHEDULES, CORRECTORS)))
-def test_flow_matchings_bound(schedule: str, corrector: str) -> None:
-    """The estimate is the enumerated path KL (4 standard errors), and that is above the learned law's cross entropy."""
+def test_flow_matching_bound_matches_enumeration(schedule: str, corrector: str) -> None:
+    """The estimate matches the enumerated path KL (4 standard errors), which is above the model's cross entropy."""
     process, correct = cedd.absorb(V, SCHEDULES[schedule]), CORRECTORS[corrector]
     model = random_network(process, L, seed=3, size=0.7)
     data, p0 = all_data()
@@ -136,7 +136,7 @@ def test_flow_matchings_bound(schedule: str, corrector: str) -> None:
     assert found.stderr < 0.1 * exact
 
 
-def test_flow_matchings_bound_is_infinite_without_a_floor() -> None:
+def test_flow_matching_bound_is_infinite_without_time_floor() -> None:
     process = cedd.absorb(V)
     model, data = random_network(process, L, seed=3), all_data()[0]
     assert cedd.estimate_bound(model, process, data, method="dfm", time_floor=0.0).nats_per_token == math.inf
@@ -144,7 +144,7 @@ def test_flow_matchings_bound_is_infinite_without_a_floor() -> None:
 
 
 @pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf])
-def test_a_corrector_has_a_strength_of_at_least_0(strength: float) -> None:
+def test_corrector_strength_must_be_finite_and_nonnegative(strength: float) -> None:
     with pytest.raises(ValueError, match="must be finite and at least 0"):
         Corrector(strength)
 
@@ -153,7 +153,7 @@ def test_a_corrector_has_a_strength_of_at_least_0(strength: float) -> None:
 
 
 @pytest.mark.parametrize("process", [cedd.absorb(3), cedd.uniform(3)], ids=["mask starts", "token 0 starts"])
-def test_the_likelihood_of_a_causal_network_is_exact(process: cedd.TokenProcess) -> None:
+def test_likelihood_of_causal_network_is_exact(process: cedd.TokenProcess) -> None:
     source = torch.Generator().manual_seed(1)
     table = torch.randn(4, 3, generator=source, dtype=torch.float64)
 
@@ -169,8 +169,8 @@ def test_the_likelihood_of_a_causal_network_is_exact(process: cedd.TokenProcess)
     assert torch.exp(-2 * found.per_sequence).sum() == pytest.approx(1.0)  # a distribution over the nine
 
 
-def test_gpt2s_loss_is_the_same_number() -> None:
-    """transformers' own loss, on its own weights: the mean over all tokens but the first, which it does not predict."""
+def test_ar_bound_matches_gpt2_loss() -> None:
+    """The loss of Transformers with its own weights: the mean over all tokens but the first, which is not predicted."""
     transformers = pytest.importorskip("transformers", reason="the check against GPT-2 needs transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=17, n_positions=12, n_embd=16, n_layer=2, n_head=2)
@@ -178,7 +178,7 @@ def test_gpt2s_loss_is_the_same_number() -> None:
     data = torch.randint(17, (5, 12), generator=torch.Generator().manual_seed(1))
 
     def model(x: Tensor, sigma: Tensor) -> Tensor:
-        """x is a start symbol and all tokens but the last; GPT-2 has no such symbol and says nothing of token 0."""
+        """x is a start symbol and all tokens but the last; GPT-2 has no such symbol and does not predict token 0."""
         following = gpt2(x[:, 1:]).logits
         return torch.cat([torch.zeros_like(following[:, :1]), following], 1)
 

@@ -1,4 +1,4 @@
-"""The parts of the estimator, each against what it must be: times, proposal, control variates, intervals."""
+"""The parts of the estimator: times, proposal, control variates, costs, intervals."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ def generator(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("low", [0.0, 0.01])
 @pytest.mark.parametrize("shares", [CLEAN_IS_FREE, NOISE_COSTS, CLEAN_COSTS, JUMPS_COST])
-def test_times_integrate_what_is_known(name: str, low: float, shares: Shares) -> None:
+def test_times_integrate_known_terms(name: str, low: float, shares: Shares) -> None:
     """The out-rate's mean has a known integral: midpoints of 5,000 levels must give it."""
     process = PROCESSES[name]
     u = (torch.arange(5_000, dtype=torch.float64) + 0.5) / 5_000
@@ -59,8 +59,8 @@ def test_times_integrate_what_is_known(name: str, low: float, shares: Shares) ->
         assert float((out_rate * drawn.dt).mean()) == pytest.approx(process.integrated_out_rate(), rel=1e-4)
 
 
-def test_a_cost_of_clean_tokens_like_1_over_t_is_met_often() -> None:
-    """From t = 0.0015 on, where the paper tames its ratios: half of that integral lies below t = 0.04."""
+def test_times_cover_clean_token_costs_like_1_over_t() -> None:
+    """From t = 0.0015 on, where the paper limits its ratios: half of that integral lies below t = 0.04."""
     u = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
     free, costs = (PathTimes(PROCESSES["uniform"], 2, shares=s).at(u).noise.t for s in (CLEAN_IS_FREE, CLEAN_COSTS))
     met = [float(((t > 0.0015) & (t < 0.04)).double().mean()) for t in (free, costs)]
@@ -70,16 +70,16 @@ def test_a_cost_of_clean_tokens_like_1_over_t_is_met_often() -> None:
 
 @pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine()], ids=str)
 @pytest.mark.parametrize("low", [1e-3, 1e-4])
-def test_a_cost_like_1_over_sigma_is_met_down_to_where_the_path_ends(schedule: cedd.Schedule, low: float) -> None:
-    """sigma'/sigma, of ratios that grow so at clean tokens: no draw counts ten times the mean."""
+def test_times_cover_costs_like_1_over_sigma_down_to_path_end(schedule: cedd.Schedule, low: float) -> None:
+    """The cost sigma'/sigma, of ratios that grow at clean tokens: no draw counts ten times the mean."""
     u = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
     drawn = PathTimes(cedd.uniform(V, schedule), 64, low, JUMPS_COST).at(u)
     cost = drawn.noise.beta_rate / drawn.noise.beta * drawn.dt
     assert float(cost.max() / cost.mean()) < 10
 
 
-def test_no_clean_sequence_weighs_more_than_a_few_draws() -> None:
-    """Of mostly masks, a clean sequence is still drawn at least a sixth as often as it occurs."""
+def test_weights_of_clean_sequences_are_limited() -> None:
+    """Where most tokens are masked, a clean sequence is still drawn at least a sixth as often as it occurs."""
     noise = cedd.roulette(V, 0.95).noise(torch.linspace(1e-4, 0.9, 50, dtype=torch.float64))
     share, p = ScorePath(Bayes()).share(noise), case_probabilities(noise)
     assert float((share.same / p.same).min()) > 1 / 6
@@ -87,7 +87,7 @@ def test_no_clean_sequence_weighs_more_than_a_few_draws() -> None:
     assert float(ScorePath(Bayes()).magnitude(noise).same) == 0  # where it costs nothing
 
 
-def test_small_levels_keep_their_digits() -> None:
+def test_small_levels_keep_precision() -> None:
     times = PathTimes(PROCESSES["uniform"], 1024, shares=CLEAN_COSTS)
     t = times.time(torch.tensor([1e-8, 1e-6], dtype=torch.float64))
     assert times.v(t).tolist() == pytest.approx([1e-8, 1e-6], rel=1e-4)
@@ -103,8 +103,8 @@ STEEP = {"hybrid, steep": cedd.hybrid(V, rise=0.2, fall=0.9), "jump": cedd.eroul
 @pytest.mark.parametrize(
     ("name", "shares"), covering(itertools.product(PROCESSES | STEEP, (CLEAN_IS_FREE, CLEAN_COSTS, JUMPS_COST)))
 )
-def test_secants_find_the_times_that_bisection_finds(name: str, shares: Shares) -> None:
-    """To the bit, up to the power of a share, in which two ways of calling it differ by rounding."""
+def test_secant_times_match_bisection(name: str, shares: Shares) -> None:
+    """Exactly, except for rounding in the power of a share, which is evaluated in two ways."""
     v = torch.cat([torch.rand(500, generator=generator(1), dtype=torch.float64), torch.tensor([0.0, 1e-9, 1e-5, 1.0])])
     for low in (0.0, 0.01):
         times = PathTimes((PROCESSES | STEEP)[name], 64, low, shares)
@@ -112,7 +112,7 @@ def test_secants_find_the_times_that_bisection_finds(name: str, shares: Shares) 
         assert float((times.time(v) - times.after(share)).abs().max()) <= 16 * 2.0**-48 + 1e-15
 
 
-def test_few_calls_find_the_times_of_a_smooth_clock() -> None:
+def test_times_of_smooth_clock_need_few_calls() -> None:
     asked = []
 
     class Counted(PathTimes):
@@ -122,11 +122,11 @@ def test_few_calls_find_the_times_of_a_smooth_clock() -> None:
 
     Counted(PROCESSES["absorb"], 64).time(torch.rand(1000, generator=generator(1), dtype=torch.float64))
     assert len(asked) <= 8
-    assert sum(asked) < 20 * 1000  # bisection asks 48 times about all of them
+    assert sum(asked) < 20 * 1000  # bisection evaluates all of them 48 times
 
 
 @given(st.integers(1, 20), st.integers(1, 9))
-def test_levels_are_stratified_within_sequences_and_across(count: int, draws: int) -> None:
+def test_levels_are_stratified_within_and_across_sequences(count: int, draws: int) -> None:
     u = stratified_levels(count, draws, generator(count))
     assert u.shape == (count, draws)
     assert (u * draws).floor().long().tolist() == [list(range(draws))] * count
@@ -135,7 +135,7 @@ def test_levels_are_stratified_within_sequences_and_across(count: int, draws: in
 
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
 @pytest.mark.parametrize("equal", [True, False])
-def test_the_error_of_a_mean_of_few_sequences_is_that_of_repetition(count: int, equal: bool) -> None:
+def test_error_for_few_sequences_matches_spread_of_repetitions(count: int, equal: bool) -> None:
     """The mean of smooth costs with noise at the levels of 600 designs, with 4 strata per half.
 
     The ratio of both standard deviations has an error of 3.2%, so that the limits are four standard errors.
@@ -161,7 +161,7 @@ def test_the_error_of_a_mean_of_few_sequences_is_that_of_repetition(count: int, 
 @pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
 @pytest.mark.parametrize("t", [0.01, 0.6])
 @pytest.mark.parametrize("meaning", [Bayes(), Score(), ScaledScore()])
-def test_weighted_draws_have_the_law_of_the_process(name: str, t: float, meaning: Parameterization) -> None:
+def test_weighted_draws_follow_distribution_of_process(name: str, t: float, meaning: Parameterization) -> None:
     """Every noisy sequence's weighted frequency in 60,000 draws, within 4.5 standard errors (32 cells at most)."""
     process, count = PROCESSES[name], 60_000
     x0 = torch.tensor([[0, 2]]).expand(count, 2)
@@ -182,8 +182,8 @@ def test_weighted_draws_have_the_law_of_the_process(name: str, t: float, meaning
 
 @pytest.mark.parametrize("process", [cedd.roulette(V, 0.05), cedd.roulette(V, 0.95), cedd.hybrid(V, 0.99)])
 @pytest.mark.parametrize("meaning", [Score(), ScaledScore()])
-def test_no_draw_of_equal_ratios_counts_much_more_than_the_mean(process: cedd.TokenProcess, meaning: Score) -> None:
-    """Any cases of three positions, at 50 times: by the guess alone, three that have moved weigh a million."""
+def test_no_draw_weighs_much_more_than_mean_for_equal_ratios(process: cedd.TokenProcess, meaning: Score) -> None:
+    """All cases of three positions, at 50 times; by the guess alone, three that have moved would weigh a million."""
     noise = process.noise(torch.linspace(1e-4, 0.999, 50, dtype=torch.float64))
     share, p = ScorePath(meaning).share(noise).stack(), case_probabilities(noise).stack()
     rate = Cases(noise.beta_rate, noise.beta_rate, noise.alpha_rate).stack()
@@ -193,8 +193,8 @@ def test_no_draw_of_equal_ratios_counts_much_more_than_the_mean(process: cedd.To
         assert bool((cost / odds <= 2.67 * (rate * p).sum(-1)).all())
 
 
-def test_ratios_of_the_network_have_times_where_tokens_are_shuffled() -> None:
-    """Most of the jumps on roulette .05 are where hardly a token is kept: t from 0.2 to 0.9."""
+def test_times_for_score_networks_cover_shuffling() -> None:
+    """On roulette(0.05), most jumps happen where hardly a token is kept: t from 0.2 to 0.9."""
     data, met = torch.zeros(1, 2, dtype=torch.int64), dict[str, float]()
     for name, meaning in {"ratios": Score(), "probabilities": Bayes()}.items():
         process = cedd.roulette(V, 0.05)
@@ -206,7 +206,7 @@ def test_ratios_of_the_network_have_times_where_tokens_are_shuffled() -> None:
     assert met["ratios"] > 0.25 > met["probabilities"]
 
 
-def test_plain_draws_have_the_law_of_the_process() -> None:
+def test_plain_draws_follow_distribution_of_process() -> None:
     process, count = PROCESSES["roulette"], 40_000
     noise = process.noise(torch.full((count,), 0.5, dtype=torch.float64))
     uniforms = torch.rand(count, number_of_uniforms(1), generator=generator(1), dtype=torch.float64)
@@ -234,7 +234,7 @@ def half_of(name: str, seed: int, count: int = 300, draws: int = 20, method_name
     ("name", "method_name"),
     covering(itertools.product(("absorb", "uniform", "roulette", "eroulette"), ("bayes", "sedd"))),
 )
-def test_control_variates_have_mean_zero_and_help(name: str, method_name: str) -> None:
+def test_control_variates_have_mean_zero_and_reduce_variance(name: str, method_name: str) -> None:
     """6,000 draws, 15 variates, 4 processes: within 4.5 standard errors all pass but once in 2,500 times."""
     first, second = half_of(name, 1), half_of(name, 2)
     columns = variates(first, expectations(second)).flatten(0, 1)
@@ -248,9 +248,9 @@ def test_control_variates_have_mean_zero_and_help(name: str, method_name: str) -
     assert float(residual.var()) < 0.7 * float(first.values.var())
 
 
-def test_a_token_left_among_masks_is_met_where_it_may_cost_much() -> None:
-    """A score can be large in that context alone, and late: at sigma from 2 to 4, where both positions are masked in
-    nine of ten plain draws. Too few draws that meet it make a tail of which the others do not tell."""
+def test_single_unmasked_token_is_drawn_often_for_scores() -> None:
+    """A score can be large in that context alone, at late times: sigma from 2 to 4, where both positions are masked in
+    nine of ten plain draws. With too few draws of it, the other draws would not reveal this tail."""
 
     def share(method_name: str) -> float:
         half = half_of("absorb", 1, method_name=method_name)
@@ -259,29 +259,29 @@ def test_a_token_left_among_masks_is_met_where_it_may_cost_much() -> None:
         return float((late & ((half.case == 2).sum(-1) == 1)).double().mean())
 
     assert share("sedd") > 0.05
-    assert share("sedd") > 5 * share("bayes")  # which pays for it by a factor of keep
+    assert share("sedd") > 5 * share("bayes")  # whose cost there has a factor of keep
 
 
-def test_coefficients_are_those_of_least_squares() -> None:
+def test_coefficients_match_least_squares() -> None:
     z = torch.randn(400, 3, generator=generator(1), dtype=torch.float64)
     z = torch.cat([z, torch.zeros(400, 1, dtype=torch.float64)], 1)
     y = 2 + z @ torch.tensor([1.0, -2.0, 0.5, 7.0], dtype=torch.float64)
     every = torch.ones(4, dtype=torch.bool)
     assert coefficients(y, z, every).tolist() == pytest.approx([1, -2, 0.5, 0], abs=1e-4)
     assert coefficients(y[:20], z[:20], every).tolist()[1:] == [0, 0, 0]  # too few values for more than one column
-    assert coefficients(y[:1], z[:1], every).tolist() == [0, 0, 0, 0]  # and one for none: it has no deviation
+    assert coefficients(y[:1], z[:1], every).tolist() == [0, 0, 0, 0]  # a single value has no deviation
     assert coefficients(y / 0, z, every).tolist() == [0, 0, 0, 0]
 
 
-def test_a_case_that_was_hardly_seen_is_not_learnt_from() -> None:
-    """Its variates were fitted to its mean alone; the first draw of it in the other half would be anywhere."""
+def test_rarely_seen_case_is_not_fitted() -> None:
+    """Its variates would be fitted to its mean alone; the first such draw in the other half could be far off."""
     columns = variates(half_of("roulette", 1, count=10, draws=2), torch.ones(10, L, 3, dtype=torch.float64))
     assert columns.shape[-1] == len(often_seen(torch.zeros(3)))
     assert int(often_seen(torch.tensor([50, 3, 50])).sum()) == columns.shape[-1] - 3
     assert bool(often_seen(torch.tensor([50, 50, 50])).all())
 
 
-def test_legendre() -> None:
+def test_legendre_polynomials() -> None:
     x = torch.linspace(-1, 1, 7, dtype=torch.float64)
     assert torch.allclose(legendre(x, 3)[:, 2], (3 * x**2 - 1) / 2)
     assert torch.allclose(legendre(x, 3)[:, 3], (5 * x**3 - 3 * x) / 2)
@@ -297,7 +297,7 @@ def test_legendre() -> None:
     st.floats(1e-6, 1.0),
     st.integers(0, 10_000),
 )
-def test_the_closed_form_of_affine_scores_is_the_score_entropy(name: str, meaning: Affine, t: float, seed: int) -> None:
+def test_affine_closed_form_matches_score_entropy(name: str, meaning: Affine, t: float, seed: int) -> None:
     process = PROCESSES[name]
     source = generator(seed)
     x0 = torch.randint(V, (40,), generator=source)
@@ -309,7 +309,7 @@ def test_the_closed_form_of_affine_scores_is_the_score_entropy(name: str, meanin
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_absorbs_cost_collapses_to_the_weighted_cross_entropy() -> None:
+def test_absorb_cost_is_weighted_cross_entropy() -> None:
     """-sigma'/(exp(sigma) - 1) log f at masks, nothing elsewhere."""
     process = PROCESSES["absorb"]
     noise = process.noise(torch.tensor([1e-9, 0.3, 0.999, 0.3], dtype=torch.float64))
@@ -321,8 +321,8 @@ def test_absorbs_cost_collapses_to_the_weighted_cross_entropy() -> None:
     assert cost.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
 
 
-def test_known_terms_lie_in_the_span_of_the_counts() -> None:
-    """K + out-rate - its mean is a combination of the centred counts, with coefficients of time alone."""
+def test_known_terms_average_to_their_mean() -> None:
+    """K + out-rate, averaged over the cases of a position, is the known mean."""
     process, t = PROCESSES["roulette"], 0.4
     noise = process.noise(torch.full((3,), t, dtype=torch.float64))
     x0, x_t = torch.zeros(3).long(), torch.tensor([0, 1, V])  # same, moved, masked
@@ -333,7 +333,7 @@ def test_known_terms_lie_in_the_span_of_the_counts() -> None:
     assert float((p * value).sum()) == pytest.approx(centre, rel=1e-10)
 
 
-def test_cases_are_told_apart() -> None:
+def test_pick_selects_value_of_each_case() -> None:
     noise = PROCESSES["roulette"].noise(torch.zeros(3, dtype=torch.float64) + 0.2)
     numbers = Cases(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0))
     assert numbers.pick(torch.tensor([1, 2, V]), torch.tensor([1, 1, 1]), noise).tolist() == [1, 2, 3]
@@ -347,7 +347,7 @@ def test_student_quantiles(freedom: int) -> None:
     assert student_quantile(freedom) == pytest.approx(float(stats.t.ppf(0.975, freedom)), rel=1e-7)
 
 
-def test_running_means() -> None:
+def test_running_mean_and_interval() -> None:
     values = 3 + torch.randn(40, generator=generator(1), dtype=torch.float64)
     mean, half = running_mean(values)
     for n in (2, 17, 40):
@@ -356,18 +356,18 @@ def test_running_means() -> None:
         assert float(mean[n - 2] + half[n - 2]) == pytest.approx(high, rel=1e-7)
 
 
-def test_parts() -> None:
+def test_parts_of_splits_into_batches() -> None:
     assert [part.tolist() for part in parts_of(5, 2)] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("skewness", [-0.3, 0.0, 0.02, 0.5])
-def test_halls_transformation_is_inverted(skewness: float) -> None:
+def test_hall_transformation_is_inverted(skewness: float) -> None:
     for value in (-3.0, -1.0, 0.0, 2.0):
         t = _untransformed(value, skewness)
         assert t + skewness / 3 * t**2 + skewness**2 / 27 * t**3 + skewness / 6 == pytest.approx(value, abs=1e-9)
 
 
-def test_no_interval_of_a_code_length_reaches_below_zero() -> None:
+def test_code_length_intervals_are_nonnegative() -> None:
     values = torch.tensor([0.1, 30.0, 0.2, 50.0], dtype=torch.float64)
     for bound in ("tight", "j1"):
         found = BoundEstimate(bound, float(values.mean()), values, 25.0, 25.0, 3, False, 0.0, 8, 2, 2)
@@ -376,7 +376,7 @@ def test_no_interval_of_a_code_length_reaches_below_zero() -> None:
             assert high > 50
 
 
-def test_the_interval_of_skewed_values_covers() -> None:
+def test_interval_of_skewed_values_covers_more_than_student() -> None:
     """The mean of 40 lognormal values, 4,000 times (a binomial error of 0.5%): Student's interval covers 88% and misses
     below, Hall's comes nearer to 95%."""
     values = torch.exp(torch.randn(4000, 40, generator=generator(1), dtype=torch.float64))

@@ -57,7 +57,7 @@ def kinks(process: TokenProcess) -> list[float]:
         ]
     ),
 )
-def test_bounds_are_the_oracles_integrals(name: str, method: str) -> None:
+def test_exact_bounds_match_oracle_integrals(name: str, method: str) -> None:
     process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
     slower = [1 - HYBRID_EPS] if name == "hybrid" else []  # where its time begins to run at half the speed
@@ -69,7 +69,7 @@ def test_bounds_are_the_oracles_integrals(name: str, method: str) -> None:
         b: cedd.exact_bound(model, process, p0, method=method, bound=b, time_floor=0.0, sigma_dtype=FLOAT64)
         for b in BOUNDS
     }
-    if method == "sedds" and process.can_shuffle:  # which is why its path stops before
+    if method == "sedds" and process.can_shuffle:  # which is why its path stops earlier
         assert set(bounds.values()) == {math.inf}
         return
     j1, j2 = (
@@ -89,7 +89,7 @@ STOP = 0.05
 
 
 def stopped_path(process: TokenProcess, p0: np.ndarray, score: reference.Score, low: float, loss) -> float:
-    """int_low^1 E sum_y Q loss dt by Gauss and Legendre in the logarithm of sigma."""
+    """int_low^1 E sum_y Q loss dt by Gauss-Legendre quadrature in log(sigma)."""
     chain, axis = matching_chain(process, L), process.axis
     points, weights = np.polynomial.legendre.leggauss(60)
     start, total = float(axis.sigma(low)), 0.0
@@ -103,8 +103,8 @@ def stopped_path(process: TokenProcess, p0: np.ndarray, score: reference.Score, 
 
 
 @pytest.mark.parametrize("name", ["uniform", "roulette", pytest.param("eroulette", marks=pytest.mark.slow)])
-def test_a_path_that_stops_early_pays_for_its_last_step(name: str) -> None:
-    """The bound, and the law that is drawn from, of scaled scores whose path ends at t0 with p(x_t | z) s_z."""
+def test_bound_of_early_stop_includes_last_step(name: str) -> None:
+    """The bound and the sampled distribution of scaled scores whose path ends at t0 with p(x_t | z) s_z."""
     process, method = PROCESSES[name], cedd.METHODS["sedds"].with_stop(STOP)
     model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
     chain, flat = matching_chain(process, L), p0.numpy().ravel()
@@ -112,7 +112,7 @@ def test_a_path_that_stops_early_pays_for_its_last_step(name: str) -> None:
     prior = reference.prior(chain)
 
     def read(x: tuple[int, ...], x0: tuple[int, ...]) -> float:
-        """The chance that x_t0 = x is read as x0."""
+        """The probability that x_t0 = x is decoded as x0."""
         rows = [
             kernel[x[i], :V] * np.array([score(x, STOP)[i, z] if z != x[i] else 1.0 for z in range(V)]) for i in (0, 1)
         ]
@@ -144,8 +144,8 @@ def test_a_path_that_stops_early_pays_for_its_last_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bound"), covering(itertools.product(("absorb", "uniform", "roulette"), ("j1", "j2")))
 )
-def test_the_papers_bounds_are_cut_where_the_papers_are(name: str, bound: Bound) -> None:
-    """The mean over t in (1e-4, 1) stands for the mean over all; the analytic terms of j2 are those of the whole."""
+def test_j1_and_j2_are_cut_at_time_floor_of_paper(name: str, bound: Bound) -> None:
+    """The mean over t in (1e-4, 1) replaces the mean over all t; the analytic terms of j2 cover the whole interval."""
     process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
     flat = p0.numpy().ravel()
@@ -156,7 +156,7 @@ def test_the_papers_bounds_are_cut_where_the_papers_are(name: str, bound: Bound)
     assert found == pytest.approx(path + known, abs=1e-7)
 
 
-def test_the_number_of_jumps_since_a_time(process: TokenProcess) -> None:
+def test_integrated_out_rate_from_given_time(process: TokenProcess) -> None:
     t = torch.tensor([0.2, 0.7], dtype=FLOAT64)
     early, late = (process.integrated_out_rate(float(one)) for one in t)
     points, weights = np.polynomial.legendre.leggauss(40)
@@ -209,7 +209,7 @@ def runge_kutta(matrices: np.ndarray, law: np.ndarray, h: float) -> np.ndarray:
         pytest.param("running share", "bayes", marks=pytest.mark.slow),
     ],
 )
-def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> None:
+def test_learned_distribution_solves_reverse_equation(name: str, method: str) -> None:
     process = PROCESSES[name]
     model = random_network(process, L, seed=5, size=0.5)
     # Cut at the kinks, where the steps would lose their order.
@@ -233,7 +233,7 @@ def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> 
 
 
 @pytest.mark.parametrize(("name", "method"), covering(itertools.product(PROCESSES, METHODS)))
-def test_tight_is_a_bound(name: str, method: str) -> None:
+def test_tight_bound_exceeds_cross_entropy(name: str, method: str) -> None:
     process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=0), random_data(V, L, seed=10)
     entropy = cedd.exact_cross_entropy(model, process, p0, method=method)
@@ -244,7 +244,7 @@ def test_tight_is_a_bound(name: str, method: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("roulette", "hybrid") else pytest.mark.slow) for name in PROCESSES]
 )
-def test_float32_times_cost_few_digits(name: str) -> None:
+def test_float32_sigma_gives_nearly_same_result(name: str) -> None:
     process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
     for function in (cedd.exact_bound, cedd.exact_cross_entropy):
@@ -253,7 +253,7 @@ def test_float32_times_cost_few_digits(name: str) -> None:
 
 
 def perfect(process: TokenProcess, p0: torch.Tensor):
-    """The network that knows the posterior, as logits."""
+    """The network that returns the true posterior, as logits."""
     space, flat = Space(process, p0.dim()), p0.reshape(-1)
     place = process.num_states ** torch.arange(p0.dim() - 1, -1, -1)
 
@@ -267,7 +267,7 @@ def perfect(process: TokenProcess, p0: torch.Tensor):
 
 
 @pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
-def test_a_perfect_network_reaches_the_entropy_up_to_its_prior(name: str) -> None:
+def test_perfect_network_reaches_entropy_up_to_prior_term(name: str) -> None:
     process = PROCESSES[name]
     p0 = random_data(V, L, seed=2)
     method = cedd.Method("plain", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
@@ -283,7 +283,7 @@ def test_a_perfect_network_reaches_the_entropy_up_to_its_prior(name: str) -> Non
 
 
 @pytest.mark.parametrize("make", [cedd.absorb, pytest.param(cedd.uniform, marks=pytest.mark.slow), cedd.roulette])
-def test_the_jump_of_a_geometric_schedule_is_part_of_the_bound(make) -> None:
+def test_bound_includes_initial_jump_of_geometric_schedule(make) -> None:
     p0 = random_data(V, L, seed=6)
     for sigma_min in (0.02, 0.3):
         process = make(V, schedule=cedd.Geometric(sigma_min, 9.0))
@@ -295,15 +295,15 @@ def test_the_jump_of_a_geometric_schedule_is_part_of_the_bound(make) -> None:
         oracle = perfect(process, p0)
         bound = cedd.exact_bound(oracle, process, p0, method=method, sigma_dtype=FLOAT64)
         entropy = reference.entropy(p0.numpy().ravel()) / L
-        # What one step from sigma_min loses is the dependence between positions that x_{0+} does not show.
+        # The one step from sigma_min loses the dependence between positions that x_{0+} does not show.
         learned = cedd.exact_cross_entropy(oracle, process, p0, method=method, sigma_dtype=FLOAT64)
         assert entropy - 1e-9 <= learned <= bound + 1e-9
         assert bound - entropy < 0.6 * sigma_min
         assert bound - learned < 0.3 * sigma_min
 
 
-def test_the_jump_is_exact_for_one_position() -> None:
-    """With L = 1 a perfect posterior loses nothing: the bound is the entropy, but for the prior."""
+def test_initial_jump_is_exact_for_one_position() -> None:
+    """With L = 1 a perfect posterior loses nothing: the bound is the entropy, except for the prior term."""
     p0 = random_data(3, 1, seed=8)
     method = cedd.Method("plain", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
     for make in (cedd.absorb, cedd.uniform, cedd.roulette):
@@ -312,7 +312,7 @@ def test_the_jump_is_exact_for_one_position() -> None:
         assert bound == pytest.approx(reference.entropy(p0.numpy()), abs=1e-7)
 
 
-def test_j1_and_j2_of_a_geometric_schedule_differ_by_the_entropy_gained_on_the_way() -> None:
+def test_j1_minus_j2_of_geometric_schedule_is_entropy_gain() -> None:
     process = cedd.roulette(V, 0.7, cedd.Geometric(0.05, 9.0))
     model, p0 = random_network(process, L, seed=9), random_data(V, L, seed=9)
     whole = {"time_floor": 0.0, "sigma_dtype": FLOAT64}
@@ -345,8 +345,8 @@ def corrected(strength: float, start: float, stop: float) -> cedd.Method:
     ("schedule", "powers"),
     covering(itertools.product((cedd.LogLinear(), cedd.Polynomial(2.0)), ((0.0, 0.0, 0.0), (1.0, 0.5, 0.5)))),
 )
-def test_flow_matching_by_sums(schedule: cedd.Schedule, powers: tuple[float, float, float]) -> None:
-    """With its corrector: 1 + b times as fast, and back to the mask at b kappa'/kappa."""
+def test_flow_matching_matches_explicit_sums(schedule: cedd.Schedule, powers: tuple[float, float, float]) -> None:
+    """The corrector unmasks 1 + b times as fast and remasks at rate b kappa'/kappa."""
     process, p0, method = cedd.absorb(V, schedule), random_data(V, L, seed=1), corrected(*powers)
     model, states = random_network(process, L, seed=1, size=0.5), reference.sequences(V + 1, L)
 
@@ -398,8 +398,8 @@ def test_flow_matching_by_sums(schedule: cedd.Schedule, powers: tuple[float, flo
     assert bound >= cedd.exact_cross_entropy(model, process, p0, method=method)
 
 
-def test_the_corrector_keeps_the_distribution_of_a_perfect_network() -> None:
-    """What it adds to the rates has p_t as its stationary law, at every t."""
+def test_corrector_preserves_marginals_of_perfect_network() -> None:
+    """The rates that it adds have p_t as stationary distribution at every t."""
     process, p0, t = cedd.absorb(V), random_data(V, L, seed=2), torch.tensor([0.05, 0.5, 0.95], dtype=FLOAT64)
     space = Space(process, L)
     with_it, without = (
@@ -411,10 +411,10 @@ def test_the_corrector_keeps_the_distribution_of_a_perfect_network() -> None:
     assert float(((with_it - without).abs() @ law).min()) > 1e-3, "the test can fail"
 
 
-# ---- autoregressive, and what is refused ------------------------------------------------------------------------
+# ---- autoregressive, and errors ---------------------------------------------------------------------------------
 
 
-def test_autoregressive_is_the_chain_rule() -> None:
+def test_autoregressive_bound_is_chain_rule() -> None:
     process, p0 = cedd.absorb(V), random_data(V, L, seed=1)
     model = random_network(process, L, seed=1)
     expected = 0.0
@@ -426,30 +426,30 @@ def test_autoregressive_is_the_chain_rule() -> None:
     assert cedd.exact_cross_entropy(model, process, p0, method="ar") == pytest.approx(expected / L, abs=1e-12)
 
 
-def refuse(message: str, process=None, p0=None, **arguments) -> None:
+def assert_rejected(message: str, process=None, p0=None, **arguments) -> None:
     process = process or cedd.absorb(V)
     p0 = random_data(V, L, seed=0) if p0 is None else p0
     with pytest.raises(ValueError, match=message):
         cedd.exact_bound(random_network(process, L, seed=0), process, p0, **{"method": "cedd", **arguments})
 
 
-def test_refusals() -> None:
-    refuse("unknown bound 'jj3'; use one of tight, j1, j2", bound="jj3")
-    refuse("unknown method", method="nonsense")
-    refuse("ar has an exact likelihood and no j1; use bound='tight'", method="ar", bound="j1")
-    refuse("dfm has its own bound and no j2", method="dfm", bound="j2")
-    refuse("dfm runs from a mask source", process=cedd.uniform(V), method="dfm")
-    refuse("shape \\[V\\] \\* L", p0=torch.full((3, 3), 1 / 9, dtype=FLOAT64))
-    refuse("sum of one", p0=torch.full((V, V), 0.3, dtype=FLOAT64))
-    refuse("no negative entries", p0=torch.tensor([[1.5, -0.5], [0.0, 0.0]], dtype=FLOAT64))
-    refuse("cannot be enumerated", p0=torch.full((V,) * 8, V**-8.0, dtype=FLOAT64))
+def test_invalid_arguments_are_rejected() -> None:
+    assert_rejected("unknown bound 'jj3'; use one of tight, j1, j2", bound="jj3")
+    assert_rejected("unknown method", method="nonsense")
+    assert_rejected("ar has an exact likelihood and no j1; use bound='tight'", method="ar", bound="j1")
+    assert_rejected("dfm has its own bound and no j2", method="dfm", bound="j2")
+    assert_rejected("dfm runs from a mask source", process=cedd.uniform(V), method="dfm")
+    assert_rejected("shape \\[V\\] \\* L", p0=torch.full((3, 3), 1 / 9, dtype=FLOAT64))
+    assert_rejected("sum of one", p0=torch.full((V, V), 0.3, dtype=FLOAT64))
+    assert_rejected("no negative entries", p0=torch.tensor([[1.5, -0.5], [0.0, 0.0]], dtype=FLOAT64))
+    assert_rejected("cannot be enumerated", p0=torch.full((V,) * 8, V**-8.0, dtype=FLOAT64))
     with pytest.raises(ValueError, match="without a mask column"):
         cedd.exact_bound(
             lambda x, sigma: torch.zeros(*x.shape, V + 1), cedd.absorb(V), random_data(V, L, 0), method="cedd"
         )
 
 
-def test_zero_probability_data_cost_nothing() -> None:
+def test_bound_is_finite_with_zero_probability_data() -> None:
     process = cedd.roulette(V, 0.7)
     p0 = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=FLOAT64)
     model = random_network(process, L, seed=0)
@@ -458,7 +458,7 @@ def test_zero_probability_data_cost_nothing() -> None:
     assert bound >= cedd.exact_cross_entropy(model, process, p0, method="bayes")
 
 
-def test_kinks_are_where_the_rescaling_is_not_smooth() -> None:
+def test_kinks_are_where_rescaling_is_not_smooth() -> None:
     assert edges_of(cedd.uniform(V)) == pytest.approx((0.0, 0.0015, -math.log(1e-3)))
     assert edges_of(cedd.uniform(V), sigma_floor=0.003)[1] == pytest.approx(0.003)
     # Roulette's total sigma is its schedule's divided by p_m.

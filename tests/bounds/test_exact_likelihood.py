@@ -1,4 +1,4 @@
-"""The exact likelihood of a few positions, against every order by brute force."""
+"""The exact likelihood of a few positions, against brute force over all orders."""
 
 import itertools
 import math
@@ -10,14 +10,14 @@ from torch import Tensor
 
 import cedd
 from cedd.network import Capabilities
-from tests.bounds.test_importance import JUMPS_AT_ZERO, Conditioned, TimeFree, everything, laws, logits
+from tests.bounds.test_importance import JUMPS_AT_ZERO, Conditioned, TimeFree, all_sequences, laws, logits
 from tests.networks import random_network
 from tests.reference.reveals import softmax, time_conditioned_law, time_free_law
 from tests.samplers.chains import HalvedTable
 
 
 class FreeTable(HalvedTable):
-    """A network in two halves that does not depend on sigma."""
+    """A network with a backbone and a head that does not depend on sigma."""
 
     capabilities = Capabilities(features=True, time_conditioned=False)
 
@@ -32,9 +32,9 @@ def free(process: cedd.TokenProcess, length: int, size: float = 2.0) -> TimeFree
 
 
 @pytest.mark.parametrize(("V", "L", "size"), [(3, 4, 0.5), (3, 4, 8.0), (2, 5, 2.0)])
-def test_the_recursion_is_the_mean_over_all_orders(V: int, L: int, size: float):
+def test_recursion_matches_mean_over_all_orders(V: int, L: int, size: float):
     process = cedd.absorb(V)
-    model, data = free(process, L, size), everything(V, L)
+    model, data = free(process, L, size), all_sequences(V, L)
     found = cedd.exact_likelihood(model, process, data, range(L), method="cedd")
     law = laws(time_free_law, model, data, V)
     np.testing.assert_allclose((-found).exp().numpy(), law, rtol=1e-12)
@@ -42,10 +42,10 @@ def test_the_recursion_is_the_mean_over_all_orders(V: int, L: int, size: float):
 
 
 @pytest.mark.parametrize("positions", [[1], [3, 0], [0, 1, 3]])
-def test_positions_are_scored_given_the_rest(positions: list[int]):
+def test_positions_are_scored_given_the_others(positions: list[int]):
     V, L = 3, 4
     process = cedd.absorb(V)
-    model, data = free(process, L), everything(V, L)[::5]
+    model, data = free(process, L), all_sequences(V, L)[::5]
     found = cedd.exact_likelihood(model, process, data, positions, method="bayes")
     said = logits(model)
     for x, nats in zip(data.tolist(), found.tolist(), strict=True):
@@ -59,18 +59,18 @@ def test_positions_are_scored_given_the_rest(positions: list[int]):
         assert nats == pytest.approx(-math.log(total), abs=1e-12)
 
 
-def test_reveal_times_of_time_conditioned_networks_are_integrated():
+def test_reveal_times_are_integrated_for_time_conditioned_networks():
     case = Conditioned()
-    data = everything(case.V, case.L)
+    data = all_sequences(case.V, case.L)
     found = cedd.exact_likelihood(case.model, case.process, data, range(case.L), method="cedd")
     np.testing.assert_allclose((-found).exp().numpy(), case.law, rtol=2e-5)  # the oracle's own tolerance
     assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("timed", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_what_is_masked_at_zero_is_revealed_together(timed: bool):
+def test_tokens_masked_at_time_zero_are_revealed_together(timed: bool):
     case = JUMPS_AT_ZERO
-    model, data = case.model if timed else free(case.process, case.L), everything(case.V, case.L)
+    model, data = case.model if timed else free(case.process, case.L), all_sequences(case.V, case.L)
     most, least = float(case.process.noise(1.0).a), -math.expm1(-0.7)
     law = case.law if timed else laws(time_conditioned_law, model, data, case.V, most, least)
     found = cedd.exact_likelihood(model, case.process, data, range(case.L), method="cedd")
@@ -78,16 +78,16 @@ def test_what_is_masked_at_zero_is_revealed_together(timed: bool):
     assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_times_of_the_usual_process_are_integrated():
-    """Where sigma goes up to 6.9."""
+def test_reveal_times_of_default_schedule_are_integrated():
+    """On this schedule sigma goes up to 6.9."""
     process = cedd.absorb(2)
-    model, data = random_network(process, 2, seed=3, size=2.0), everything(2, 2)
+    model, data = random_network(process, 2, seed=3, size=2.0), all_sequences(2, 2)
     law = laws(time_conditioned_law, model, data, 2, float(process.kernel(1.0).a))
     found = cedd.exact_likelihood(model, process, data, [1, 0], method="cedd")
     np.testing.assert_allclose((-found).exp().numpy(), law, rtol=2e-5)
 
 
-def test_a_network_that_jumps_in_time_is_refused():
+def test_network_discontinuous_in_time_is_rejected():
     def model(x: Tensor, sigma: Tensor) -> Tensor:
         jump = (sigma * 40).floor()[:, None, None] % 2
         return torch.stack([jump * 4, -jump * 4], -1).expand(*x.shape, 1, 2).squeeze(2)
@@ -96,17 +96,17 @@ def test_a_network_that_jumps_in_time_is_refused():
         cedd.exact_likelihood(model, cedd.absorb(2), torch.zeros(1, 2).long(), [0, 1], method="cedd")
 
 
-def test_batches_and_devices_do_not_matter():
+def test_result_does_not_depend_on_batch_size():
     process = cedd.absorb(3)
     model = FreeTable(process, 4, seed=1)
-    data = everything(3, 4)[:9]
+    data = all_sequences(3, 4)[:9]
     usual = cedd.exact_likelihood(model, process, data, range(4), method="cedd")
     some = cedd.exact_likelihood(model, process, data, range(4), method="cedd", batch=7)
     torch.testing.assert_close(some, usual, rtol=1e-12, atol=0)
     assert sum(model.calls) == 2 * 9 * 15
 
 
-def test_no_chance_is_infinite_and_small_chances_do_not_underflow():
+def test_zero_probability_is_infinite_and_small_ones_do_not_underflow():
     process = cedd.absorb(2)
 
     def model(x: Tensor, sigma: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def test_no_chance_is_infinite_and_small_chances_do_not_underflow():
         (cedd.absorb(3), None, "positions must be a list of integers"),
     ],
 )
-def test_what_makes_no_sense_is_refused(process, positions, message):
+def test_invalid_arguments_are_rejected(process, positions, message):
     data = torch.zeros(2, 20, dtype=torch.int64)
     with pytest.raises(ValueError, match=message):
         cedd.exact_likelihood(random_network(process, 2, 0), process, data, positions, method="cedd")

@@ -1,4 +1,4 @@
-"""Bounds where parameters are extreme: processes of 1e20 shuffles, beliefs of e^-70, values near zero."""
+"""Bounds with extreme parameters: processes with 1e20 shuffles, probabilities of e^-70, values near zero."""
 
 import math
 
@@ -17,7 +17,7 @@ V = 5
 P0 = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
 OUTPUTS = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64)
 TRUTH = float(-(P0 * torch.log_softmax(OUTPUTS, 0)).sum())
-"""The bound of a network that believes the same whatever it reads, where noise leaves nothing of the data at t = 1."""
+"""The bound of a network with constant outputs, on a process that keeps nothing of the data at t = 1."""
 
 EXTREME = {
     **{f"roulette {p_m:g}": cedd.roulette(V, p_m) for p_m in (1e-3, 1e-6, 1e-8, 1e-9, 1e-20, 1 - 1e-16)},
@@ -36,16 +36,16 @@ def believes(outputs: Tensor):
 
 
 @pytest.mark.parametrize("name", EXTREME)
-def test_the_exact_bound_of_an_extreme_process(name: str) -> None:
+def test_exact_bound_on_extreme_processes(name: str) -> None:
     """An eps of 1e-3 leaves 1e-6 nats of the data at the end of roulette, where p_m is 1."""
     found = cedd.exact_bound(believes(OUTPUTS), EXTREME[name], P0, method="bayes")
     assert found == pytest.approx(TRUTH, abs=3e-4 if name == "roulette 1" else 1e-6)
 
 
 @pytest.mark.parametrize("name", [*EXTREME, "hybrid with a steep rise"])
-def test_the_estimate_on_an_extreme_process(name: str) -> None:
-    """Within four standard errors of the truth, which another seed misses once in 16,000 times; and these are small."""
-    process = EXTREME.get(name, cedd.hybrid(V, 1 - 2e-16, rise=0.2))  # whose exact value takes long
+def test_estimate_on_extreme_processes(name: str) -> None:
+    """Within four standard errors of the truth (another seed fails once in 16,000 times), and these are small."""
+    process = EXTREME.get(name, cedd.hybrid(V, 1 - 2e-16, rise=0.2))  # its exact value takes too long to compute
     data = torch.arange(V).repeat_interleave((P0 * 100).round().long())[:, None]
     found = cedd.estimate_bound(
         believes(OUTPUTS), process, data, method="bayes", generator=torch.Generator().manual_seed(5), batch=4096
@@ -54,13 +54,13 @@ def test_the_estimate_on_an_extreme_process(name: str) -> None:
     assert found.monte_carlo_stderr < 0.05
 
 
-def test_a_denoiser_after_many_shuffles_costs_nothing_more() -> None:
+def test_denoiser_bound_is_stable_under_many_shuffles() -> None:
     """cedd's ratios are differences of numbers near one; their rounding must not be multiplied by 1e20 shuffles."""
     rare, usual = (cedd.exact_bound(believes(OUTPUTS), cedd.roulette(V, p), P0, method="cedd") for p in (1e-20, 1e-4))
     assert rare == pytest.approx(usual, rel=1e-4)
 
 
-def test_the_learned_law_is_right_or_refused() -> None:
+def test_learned_distribution_is_correct_or_rejected() -> None:
     for p_m in (1e-6, 1e-8):
         found = cedd.exact_cross_entropy(believes(OUTPUTS), cedd.roulette(V, p_m), P0, method="bayes")
         assert found == pytest.approx(TRUTH, rel=1e-6)
@@ -82,7 +82,7 @@ def test_the_learned_law_is_right_or_refused() -> None:
         (lambda: cedd.roulette(V, 1e-15, cedd.Polynomial(1e16)), r"sigma\(1\) = .* must be at most 1e\+30"),
     ],
 )
-def test_what_float64_cannot_resolve_is_refused_when_it_is_made(make, message: str) -> None:
+def test_parameters_beyond_float64_precision_are_rejected(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -91,7 +91,7 @@ def test_what_float64_cannot_resolve_is_refused_when_it_is_made(make, message: s
 
 
 @pytest.mark.parametrize("nats", [15.0, 40.0, 70.0])
-def test_a_belief_near_zero_has_a_finite_bound(nats: float) -> None:
+def test_tiny_probability_has_finite_bound(nats: float) -> None:
     """-log softmax(-nats, 0, 0)[0]. Four standard errors, as above."""
     outputs = torch.tensor([-nats, 0.0, 0.0], dtype=torch.float64)
     truth = float(-torch.log_softmax(outputs, 0)[0])
@@ -110,7 +110,7 @@ def test_a_belief_near_zero_has_a_finite_bound(nats: float) -> None:
     assert abs(found.nats_per_token - truth) < 4 * found.monte_carlo_stderr < 0.4 * truth
 
 
-def test_a_belief_of_zero_has_an_infinite_bound() -> None:
+def test_zero_probability_has_infinite_bound() -> None:
     outputs = torch.tensor([-1e4, 0.0, 0.0], dtype=torch.float64)
     for process in (cedd.uniform(3), cedd.hybrid(3, 0.3)):
         p0 = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
@@ -122,7 +122,7 @@ def test_a_belief_of_zero_has_an_infinite_bound() -> None:
 
 
 @pytest.mark.parametrize("place", [9, 150])
-def test_every_sequence_is_searched_for_an_infinite_cost(place: int) -> None:
+def test_infinite_cost_of_any_sequence_is_found(place: int) -> None:
     """One of 200 has no finite bound."""
     outputs = torch.tensor([-1e4, 0.0, 0.0], dtype=torch.float64)
     data = torch.ones(200, 2, dtype=torch.int64)
@@ -132,9 +132,9 @@ def test_every_sequence_is_searched_for_an_infinite_cost(place: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine(), cedd.Polynomial(3.0)])
-def test_times_reach_where_an_overconfident_network_costs_much(schedule: cedd.Schedule) -> None:
+def test_times_cover_high_costs_of_overconfident_networks(schedule: cedd.Schedule) -> None:
     """Clean tokens that cost 1/(sigma + e^-15): the second moment of a draw is at most 20 times the square of the mean
-    (it was more than 10,000 when draws were even in log sigma down to 1e-4 only)."""
+    (with draws even in log sigma down to 1e-4 only, it would be more than 10,000)."""
     drawn = PathTimes(cedd.uniform(7, schedule), 5, shares=CLEAN_COSTS).at((torch.arange(200_000).double() + 0.5) / 2e5)
     value = drawn.noise.beta_rate / (drawn.noise.sigma + math.exp(-15)) * drawn.dt
     assert float(value.mean()) == pytest.approx(math.log1p(schedule.end * math.exp(15)), rel=1e-3)
@@ -145,14 +145,14 @@ def test_times_reach_where_an_overconfident_network_costs_much(schedule: cedd.Sc
 
 
 class Generous(Reversal):
-    """Dynamics with a mistake: five nats are given away at the end."""
+    """Incorrect dynamics, which subtract five nats from the terminal term."""
 
     def target(self, *parts, **options) -> Target:
         target = super().target(*parts, **options)
         return Target(target.path, target.low, target.scale, target.reconstruction, target.terminal - 5)
 
 
-def test_a_negative_bound_never_leaves_the_package() -> None:
+def test_negative_bound_is_rejected() -> None:
     bayes = cedd.get_method("bayes")
     wrong = cedd.Method("generous", bayes.parameterization, bayes.objective, Generous())
     message = "but a code length is never negative"
@@ -170,7 +170,7 @@ def test_a_negative_bound_never_leaves_the_package() -> None:
     )
 
 
-def test_control_variates_never_make_a_mean_negative() -> None:
+def test_control_variates_do_not_make_mean_negative() -> None:
     """Costs of a network that is nearly perfect, and a control variate that happens to be far off in every draw."""
     data = torch.zeros(30, 2, dtype=torch.int64)
     drawn = StratifiedDraws(Evaluation(None, cedd.uniform(3), data, (None,), 1, print))  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from tests.reference.reveals import order_weight, time_conditioned_law, time_fre
 from tests.samplers.chains import ERROR_RATE, HalvedTable, p_value
 
 Z = 5.0
-"""Standard errors of a Monte Carlo mean that are allowed for: once in 1.7 million. The seeds are fixed."""
+"""Allowed deviation of a Monte Carlo mean in standard errors: exceeded once in 1.7 million. The seeds are fixed."""
 
 
 class TimeFree:
@@ -45,13 +45,13 @@ class TimeFree:
         return self.model(x, torch.ones_like(sigma))
 
 
-def everything(V: int, L: int) -> Tensor:
+def all_sequences(V: int, L: int) -> Tensor:
     """All sequences [V^L, L]."""
     return torch.tensor(list(itertools.product(range(V), repeat=L)))
 
 
 def logits(model: Model):
-    """A network as the oracle calls it."""
+    """A network in the oracle's calling convention, with cached outputs."""
     known: dict[object, np.ndarray] = {}
 
     def asked(x: list[tuple[int, ...]], sigma: float) -> np.ndarray:
@@ -93,10 +93,10 @@ NETWORKS = {"mild": 0.5, "strong": 2.0, "nearly certain": 5.0}
         ),
     ],
 )
-def test_the_mean_weight_is_the_probability_of_the_sampler_and_these_sum_to_one(size: float, antithetic: bool):
+def test_mean_weights_match_sampler_probabilities_and_sum_to_one(size: float, antithetic: bool):
     V, L = 3, 4
     process = cedd.absorb(V)
-    model, data = TimeFree(random_network(process, L, seed=2, size=size)), everything(V, L)
+    model, data = TimeFree(random_network(process, L, seed=2, size=size)), all_sequences(V, L)
     law = laws(time_free_law, model, data, V)
     assert law.sum() == pytest.approx(1.0)
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def test_the_mean_weight_is_the_probability_of_the_sampler_and_these_sum_to_one(
     found = importance_bound(model, process, data, cedd.METHODS["cedd"], options, {}, antithetic)
     pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
     errors = pairs.std(1) / math.sqrt(pairs.shape[1])
-    # Of nearly certain networks a sequence may live by one order: its own error is then worth little.
+    # For nearly certain networks one order may dominate a sequence, so its own error is unreliable.
     assert float(pairs.mean(1).sum()) == pytest.approx(1.0, abs=Z * float(errors.norm()))
     if size < 5:
         assert np.all(np.abs(pairs.mean(1).numpy() - law) <= Z * errors.numpy())
@@ -120,7 +120,7 @@ class Conditioned:
     @cached_property
     def law(self) -> np.ndarray:
         most = float(self.process.kernel(1.0).a)
-        every = everything(self.V, self.L)
+        every = all_sequences(self.V, self.L)
         return laws(time_conditioned_law, self.model, every, self.V, most)
 
 
@@ -130,17 +130,17 @@ def conditioned() -> Conditioned:
 
 
 @pytest.mark.parametrize("method", ["cedd", "bayes", "sedd", "sedds", "dfm"])
-def test_reveal_times_of_time_conditioned_networks_are_those_of_the_process(method: str, conditioned: Conditioned):
+def test_time_conditioned_networks_use_reveal_times_of_process(method: str, conditioned: Conditioned):
     assert conditioned.law.sum() == pytest.approx(1.0)
-    data = everything(conditioned.V, conditioned.L)
+    data = all_sequences(conditioned.V, conditioned.L)
     found = estimate(conditioned.model, conditioned.process, data, method, orders=1000)
     pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
     errors = (pairs.std(1) / math.sqrt(pairs.shape[1])).numpy()
     assert np.all(np.abs(pairs.mean(1).numpy() - conditioned.law) <= Z * errors)
 
 
-def test_the_law_is_that_of_the_sampler(conditioned: Conditioned):
-    """From masks only, also where the process leaves tokens at t = 1."""
+def test_enumerated_law_matches_sampler(conditioned: Conditioned):
+    """Starting from masks only, even though the process leaves tokens at t = 1."""
     count, V, L = 4000, conditioned.V, conditioned.L
     generator, masks = torch.Generator().manual_seed(1), torch.full((count, L), V)
     how = {"method": "cedd", "sampler": "first-hitting", "x_start": masks, "generator": generator}
@@ -150,7 +150,7 @@ def test_the_law_is_that_of_the_sampler(conditioned: Conditioned):
 
 
 class JumpsAtZero(Conditioned):
-    """Half of the masks are there at t = 0+, and drawn in one call."""
+    """Half of the masks appear at t = 0+, and are drawn in one call."""
 
     process = cedd.absorb(2, cedd.Geometric(0.7, 8.0))
     model = staticmethod(random_network(process, 3, seed=5, size=1.5))
@@ -158,17 +158,17 @@ class JumpsAtZero(Conditioned):
     @cached_property
     def law(self) -> np.ndarray:
         most, least = float(self.process.noise(1.0).a), -math.expm1(-0.7)
-        return laws(time_conditioned_law, self.model, everything(self.V, self.L), self.V, most, least)
+        return laws(time_conditioned_law, self.model, all_sequences(self.V, self.L), self.V, most, least)
 
 
 JUMPS_AT_ZERO = JumpsAtZero()  # one for all tests, since its law takes a second
 
 
 @pytest.mark.slow
-def test_what_is_masked_at_zero_is_revealed_together():
+def test_tokens_masked_at_time_zero_are_revealed_together():
     case = JUMPS_AT_ZERO
     assert case.law.sum() == pytest.approx(1.0)
-    data = everything(case.V, case.L)
+    data = all_sequences(case.V, case.L)
     found = estimate(case.model, case.process, data, orders=2000)
     pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
     errors = (pairs.std(1) / math.sqrt(pairs.shape[1])).numpy()
@@ -185,11 +185,11 @@ def test_what_is_masked_at_zero_is_revealed_together():
     assert p_value(counts, case.law / case.law.sum()) > ERROR_RATE
 
 
-def test_the_bound_falls_with_the_number_of_orders_towards_the_likelihood():
+def test_bound_decreases_towards_likelihood_with_more_orders():
     """For one and two orders (one and its reverse) the expectation is known exactly."""
     V, L = 3, 3
     process = cedd.absorb(V)
-    model, data = TimeFree(random_network(process, L, seed=2, size=2.0)), everything(V, L)
+    model, data = TimeFree(random_network(process, L, seed=2, size=2.0)), all_sequences(V, L)
     orders = list(itertools.permutations(range(L)))
     weights = np.array([[order_weight(logits(model), tuple(x), o, V) for o in orders] for x in data.tolist()])
     reverse = weights[:, [orders.index(o[::-1]) for o in orders]]
@@ -209,11 +209,11 @@ def test_the_bound_falls_with_the_number_of_orders_towards_the_likelihood():
 
 
 @pytest.mark.slow
-def test_intervals_cover_the_expectation_of_the_bound():
+def test_intervals_cover_expected_bound():
     """500 repetitions with 30 sequences each; a share of 93 to 97% is within two standard errors of 95%."""
     V, L, repetitions, sequences = 2, 3, 500, 30
     process = cedd.absorb(V)
-    model, every = TimeFree(random_network(process, L, seed=8, size=1.5)), everything(V, L)
+    model, every = TimeFree(random_network(process, L, seed=8, size=1.5)), all_sequences(V, L)
     p0 = torch.softmax(torch.arange(8.0, dtype=torch.float64) / 4, 0)
     drawn = torch.multinomial(p0, repetitions * sequences, True, generator=torch.Generator().manual_seed(3))
     said, orders = logits(model), list(itertools.permutations(range(L)))
@@ -230,11 +230,11 @@ def test_intervals_cover_the_expectation_of_the_bound():
         assert low < truth < high
 
 
-def test_the_monte_carlo_error_of_these_sequences_is_not_too_small():
-    """200 repetitions on the same sequences: the scatter of the estimates against the error that is given."""
+def test_monte_carlo_error_on_fixed_sequences_is_not_too_small():
+    """200 repetitions on the same sequences: the spread of the estimates against the reported error."""
     V, L, repetitions = 3, 3, 200
     process = cedd.absorb(V)
-    model, data = TimeFree(random_network(process, L, seed=2, size=1.0)), everything(V, L)[:9]
+    model, data = TimeFree(random_network(process, L, seed=2, size=1.0)), all_sequences(V, L)[:9]
     generator = torch.Generator().manual_seed(2)
     found = estimate(model, process, data.repeat(repetitions, 1), orders=8, generator=generator, fixed_set=True)
     means = found.per_sequence.view(repetitions, len(data)).mean(1)
@@ -248,11 +248,11 @@ def test_the_monte_carlo_error_of_these_sequences_is_not_too_small():
 
 
 @pytest.mark.parametrize("size", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
-def test_the_bound_from_below_lies_below_and_both_close_in(size: float):
-    """200 repetitions of each sequence; means are held against -log p, which is known."""
+def test_lower_bound_is_valid_and_gap_shrinks_with_orders(size: float):
+    """200 repetitions of each sequence; means are compared with the known -log p."""
     V, L, repetitions = 2, 3, 200
     process = cedd.absorb(V)
-    model, data = TimeFree(random_network(process, L, seed=2, size=size)), everything(V, L)
+    model, data = TimeFree(random_network(process, L, seed=2, size=size)), all_sequences(V, L)
     exact = -torch.as_tensor(laws(time_free_law, model, data, V)).log() / L
     gaps = []
     for orders in (8, 64):
@@ -268,10 +268,10 @@ def test_the_bound_from_below_lies_below_and_both_close_in(size: float):
     assert gaps[1] < 0.03 * size
 
 
-def test_a_bound_from_below_is_marked_where_few_orders_have_the_weight():
+def test_lower_bound_is_uninformative_if_few_orders_dominate():
     V, L = 3, 4
     process = cedd.absorb(V)
-    model, data = TimeFree(random_network(process, L, seed=2, size=5.0)), everything(V, L)
+    model, data = TimeFree(random_network(process, L, seed=2, size=5.0)), all_sequences(V, L)
     found = estimate(model, process, data, orders=16)
     assert found.log_weight_variance > 1
     assert not found.two_sided().informative
@@ -279,9 +279,9 @@ def test_a_bound_from_below_is_marked_where_few_orders_have_the_weight():
         estimate(model, process, data[:2], orders=3).two_sided()
 
 
-def test_orders_depend_on_seed_and_place_alone():
+def test_orders_depend_only_on_seed_and_index():
     V, L = 3, 4
-    process, data = cedd.absorb(V), everything(V, L)[:10]
+    process, data = cedd.absorb(V), all_sequences(V, L)[:10]
     model = HalvedTable(process, L, seed=1)
     usual = estimate(model, process, data, orders=6)
     for batch in (1, 7):
@@ -297,14 +297,14 @@ def test_orders_depend_on_seed_and_place_alone():
     assert len(reveal_levels(7, 3, 3, 5)) == 3
 
 
-def test_each_step_is_one_call_with_the_head_at_one_position_per_row():
+def test_each_step_is_one_call_with_one_head_position_per_row():
     V, L = 3, 4
     process = cedd.absorb(V)
     model, rows, calls = HalvedTable(process, L, seed=1), [], []
     head = model.head
     model.head = lambda features: rows.append(len(features)) or head(features)
     found = estimate(
-        model, process, everything(V, L)[:5], orders=2, batch=10, progress=lambda *done: calls.append(done)
+        model, process, all_sequences(V, L)[:5], orders=2, batch=10, progress=lambda *done: calls.append(done)
     )
     assert model.calls == [10] * L
     assert rows == [10] * L
@@ -313,7 +313,7 @@ def test_each_step_is_one_call_with_the_head_at_one_position_per_row():
 
 
 class Untimed(HalvedTable):
-    """The same, with the outputs of one noise level."""
+    """A HalvedTable with the outputs of one noise level."""
 
     capabilities = Capabilities(features=True, time_conditioned=False)
 
@@ -322,10 +322,10 @@ class Untimed(HalvedTable):
 
 
 @pytest.mark.parametrize("process", [cedd.absorb(3), cedd.absorb(3, cedd.Geometric(0.7, 8.0))])
-def test_orders_share_the_contexts_of_a_network_without_time(process: cedd.TokenProcess):
+def test_orders_share_contexts_of_time_free_network(process: cedd.TokenProcess):
     """16 orders of 4 positions have at most 2^4 - 1 contexts in 64 steps."""
     L, K = 4, 16
-    data = everything(3, L)[:9]
+    data = all_sequences(3, L)[:9]
     shared, separate = Untimed(process, L, seed=1), Untimed(process, L, seed=1)
     separate.capabilities = Capabilities(features=True)
     found, expected = (estimate(model, process, data, orders=K, batch=9 * K) for model in (shared, separate))
@@ -349,7 +349,7 @@ def distinct_contexts(reached: Tensor, step: int, least: float) -> int:
     return sum(len(set(map(tuple, one.tolist()))) for one in known)
 
 
-def test_a_text_without_a_chance_has_an_infinite_bound():
+def test_impossible_text_has_infinite_bound():
     process = cedd.absorb(2)
     never = torch.tensor([0.0, -math.inf])
 
@@ -363,7 +363,7 @@ def test_a_text_without_a_chance_has_an_infinite_bound():
     assert found.effective_sample_size == 4.0
 
 
-def test_nested_numbers_of_orders_divide_all_of_them():
+def test_nested_order_counts_divide_total():
     assert nested_orders(64) == [1, 2, 4, 8, 16, 32, 64]
     assert nested_orders(48) == [1, 2, 4, 8, 16, 48]
     assert nested_orders(1) == [1]
@@ -378,10 +378,10 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("calls_before", [1, 3, 10, 29])
-def test_an_interrupted_evaluation_resumes_from_its_file(tmp_path: Path, calls_before: int) -> None:
+def test_interrupted_evaluation_resumes_from_checkpoint(tmp_path: Path, calls_before: int) -> None:
     """30 calls of 5 passes, a file after each of 4 steps."""
     V, L = 3, 4
-    process, data = cedd.absorb(V), everything(V, L)[:9]
+    process, data = cedd.absorb(V), all_sequences(V, L)[:9]
     model = HalvedTable(process, L, seed=1)
     whole = estimate(model, process, data, orders=4, batch=5)
     file = WeightFile(tmp_path / "weights.npz", "a model", every=0.0)
@@ -409,9 +409,9 @@ def test_an_interrupted_evaluation_resumes_from_its_file(tmp_path: Path, calls_b
     assert torch.equal(again.log_weights, more.log_weights)
 
 
-def test_an_interrupted_round_is_finished_before_more_orders_are_drawn(tmp_path: Path) -> None:
+def test_interrupted_round_is_finished_before_drawing_more_orders(tmp_path: Path) -> None:
     V, L = 3, 4
-    process, data = cedd.absorb(V), everything(V, L)[:9]
+    process, data = cedd.absorb(V), all_sequences(V, L)[:9]
     model, file = HalvedTable(process, L, seed=1), WeightFile(tmp_path / "weights.npz", "a model", every=0.0)
 
     def stop(done: int, planned: int) -> None:
@@ -426,9 +426,9 @@ def test_an_interrupted_round_is_finished_before_more_orders_are_drawn(tmp_path:
     torch.testing.assert_close(found.per_token, usual.per_token, rtol=1e-12, atol=0)
 
 
-def test_a_file_of_another_evaluation_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_evaluation_is_rejected(tmp_path: Path) -> None:
     V, L = 3, 4
-    process, data, path = cedd.absorb(V), everything(V, L)[:9], tmp_path / "weights.npz"
+    process, data, path = cedd.absorb(V), all_sequences(V, L)[:9], tmp_path / "weights.npz"
     model = HalvedTable(process, L, seed=1)
     estimate(model, process, data, orders=4, checkpoint=WeightFile(path, "a model"))
     changes: list[tuple[dict[str, Any], str]] = [
@@ -449,9 +449,9 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path: Path) -> None:
             estimate(model, process, data, orders=4, checkpoint=WeightFile(path, "a model"))
 
 
-def test_orders_are_doubled_until_the_interval_is_narrow() -> None:
+def test_orders_are_doubled_until_interval_is_narrow() -> None:
     V, L = 3, 4
-    process, data = cedd.absorb(V), everything(V, L)[::9]
+    process, data = cedd.absorb(V), all_sequences(V, L)[::9]
     model = HalvedTable(process, L, seed=1)
     found = estimate(model, process, data, tolerance=0.05, fixed_set=True)
     low, high = found.ci95
@@ -469,11 +469,11 @@ def test_orders_are_doubled_until_the_interval_is_narrow() -> None:
     assert hopeless.orders < 4096
 
 
-def test_orders_are_doubled_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_are_doubled_within_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call takes a second: 5 sequences, 4 positions and a batch of 5 are 4 s per order. 2, 2, 4 and 8 orders take
     64 s, and the next 16 would take 64 s more."""
     V, L, now = 3, 4, [0.0]
-    process, data = cedd.absorb(V), everything(V, L)[:5]
+    process, data = cedd.absorb(V), all_sequences(V, L)[:5]
     table = HalvedTable(process, L, seed=1)
     monkeypatch.setattr("cedd.bounds.importance.time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -503,14 +503,14 @@ def test_orders_are_doubled_as_long_as_there_is_time(monkeypatch: pytest.MonkeyP
         (cedd.absorb(3), "cedd", {"bound": "tight", "seconds": 4.0}, "the bound 'tight' takes no seconds"),
     ],
 )
-def test_what_makes_no_sense_is_refused(process, method, options, message):
+def test_invalid_options_are_rejected(process, method, options, message):
     data = torch.zeros(2, 3, dtype=torch.int64)
     given = {"bound": "importance", **options}
     with pytest.raises(ValueError, match=message):
         cedd.estimate_bound(random_network(process, 3, 0), process, data, method=method, **given)
 
 
-def test_empty_data_are_refused():
+def test_empty_data_are_rejected():
     process = cedd.absorb(3)
     with pytest.raises(ValueError, match="at least one of at least one token"):
         estimate(random_network(process, 3, 0), process, torch.zeros(0, 3, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""What the tests of the commands share: folders of untrained models."""
+"""Fixtures shared by the command tests: folders of untrained models."""
 
 import pytest
 

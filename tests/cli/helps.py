@@ -1,4 +1,4 @@
-"""What a command prints for --help."""
+"""The help text of commands."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from cedd.cli import main
 
 
 def help_text(*words: str) -> str:
-    """What `cedd WORDS --help` prints, in long lines."""
+    """The output of `cedd WORDS --help`, with long lines."""
     printed, before = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "400"
     try:

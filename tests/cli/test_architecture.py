@@ -1,4 +1,4 @@
-"""A network of the user's own through every command: docs/examples/add_architecture.py."""
+"""A custom network in every command: docs/examples/add_architecture.py."""
 
 import json
 import os
@@ -22,7 +22,7 @@ OWN = ["--architecture", NAME]
 
 @pytest.fixture(autouse=True)
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command starts without the architectures of earlier ones, as in a process of its own."""
+    """Each command starts without the architectures of earlier ones, as in a new process."""
     for name in [name for name in ARCHITECTURES if ":" in name]:
         monkeypatch.delitem(ARCHITECTURES, name)
 
@@ -54,13 +54,13 @@ def run(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_is_trained_with_its_arguments(run: Path) -> None:
+def test_custom_network_is_trained_with_its_arguments(run: Path) -> None:
     config = json.loads((run / "config.json").read_text("utf-8"))
     assert config["architecture"] == NAME
     assert config["network"].items() >= {"width": 16, "depth": 2, "has_mask": True}.items()
 
 
-def test_a_stopped_run_resumes_to_the_same_bits(run: Path, texts: Path, tmp_path: Path) -> None:
+def test_stopped_run_resumes_bit_exactly(run: Path, texts: Path, tmp_path: Path) -> None:
     arguments = tmp_path / "arguments.json"
     arguments.write_text('{"width": 16, "depth": 2}', "utf-8")
     words = [*OWN, "--architecture-arguments", str(arguments)]
@@ -69,7 +69,9 @@ def test_a_stopped_run_resumes_to_the_same_bits(run: Path, texts: Path, tmp_path
     assert_same_run(run, tmp_path / "part")
 
 
-def test_every_command_takes_it(run: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_accepts_custom_network(
+    run: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     exported = tmp_path / "exported"
     file = tmp_path / "few.txt"
     file.write_text((texts / "words.txt").read_text("utf-8")[:240], "utf-8")
@@ -90,8 +92,8 @@ def test_every_command_takes_it(run: Path, texts: Path, tmp_path: Path, capsys: 
     assert main(["sample", str(exported), "--steps", "2", "--device", "cpu", *OWN]) == 0
 
 
-def test_its_folder_is_read_from_python(run: Path, texts: Path) -> None:
-    """And the caller's random numbers and warnings stay as they were."""
+def test_folder_is_evaluated_from_python_without_side_effects(run: Path, texts: Path) -> None:
+    """The caller's random state, warning filters, environment and thread count stay unchanged."""
     data, options = texts / "words.txt", dict[str, Any](draws=2, max_sequences=4)
     before = torch.get_rng_state(), list(warnings.filters), dict(os.environ), torch.get_num_threads()
     with pytest.raises(ValueError, match="architecture='docs"):
@@ -106,21 +108,23 @@ def test_its_folder_is_read_from_python(run: Path, texts: Path) -> None:
     assert after[1:] == before[1:]
 
 
-def test_it_is_served(run: Path) -> None:
+def test_custom_network_is_served(run: Path) -> None:
     pytest.importorskip("starlette")
     pytest.importorskip("httpx")
     from cedd.apps.serve.registry import ModelRegistry
     from cedd.tasks import load
-    from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
+    from tests.apps.serve.servers import LOCAL_CLIENT, httpx, served
 
     with served(ModelRegistry({"mine": load(run, "cpu", NAME)})) as (address, _):
         wanted = {"model": "mine", "prompt": "one ", "max_tokens": 4, "seed": 1}
-        answer = httpx.post(f"{address.rstrip('/')}/v1/completions", json=wanted, timeout=30, **IN_THE_CLEAR)
+        answer = httpx.post(f"{address.rstrip('/')}/v1/completions", json=wanted, timeout=30, **LOCAL_CLIENT)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"]
 
 
-def test_a_run_starts_from_it(run: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_starts_from_custom_network(
+    run: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from_it = ["--from", str(run), "--steps", "1"]
     assert train(texts, tmp_path / "a", *from_it) == 2
     assert f"add --architecture {NAME}" in capsys.readouterr().err
@@ -141,7 +145,7 @@ def test_a_run_starts_from_it(run: Path, texts: Path, tmp_path: Path, capsys: py
         ([*OWN, "--optimizer.matrices", "muon"], "does not have"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_invalid_options_give_one_line_errors(
     words: list[str], problem: str, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(texts, tmp_path / "run", *words, "--steps", "1") == 2
@@ -149,7 +153,7 @@ def test_mistakes_are_one_line(
     assert problem in line
 
 
-def test_a_report_shows_the_command_that_trained_it() -> None:
+def test_train_command_includes_architecture_options() -> None:
     words = [*OWN, "--architecture.width", "16", "--architecture.kind", "deep", "--out", "runs/mine"]
     config = parse("train", ["tiny", *words]).config
     assert config.architecture_arguments == {"width": 16, "kind": "deep"}

@@ -1,4 +1,4 @@
-"""Constraints on the command line: what is written satisfies them, and one clear line for bad input."""
+"""Constraints on the command line: the output satisfies them, and invalid input gives a one-line error."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_samples_satisfy_their_constraint(options: list[str], pattern: str, abso
     assert record["sampler"] == ("particles" if "--particles" in options else "analytic")
 
 
-def test_a_regular_expression_for_each_blank(absorb: str, capsys):
+def test_one_regex_per_blank(absorb: str, capsys):
     words = ["infill", absorb, "____{3}-____{4}", "--steps", "4", "--device", "cpu"]
     for patterns, expected in ((["[ab]+", "[cd]+"], "[ab]{3}-[cd]{4}"), (["[ef]+"], "[ef]{3}-[ef]{4}")):
         assert main([*words, *(word for pattern in patterns for word in ("--regex", pattern))]) == 0
@@ -69,7 +69,9 @@ def test_a_regular_expression_for_each_blank(absorb: str, capsys):
         ),
     ],
 )
-def test_one_line_for_bad_constraints(words: list[str], message: str, run: str, absorb: str, tmp_path: Path, capsys):
+def test_invalid_constraints_give_one_line_errors(
+    words: list[str], message: str, run: str, absorb: str, tmp_path: Path, capsys
+):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "object", "patternProperties": {}}))
     binary = tmp_path / "binary.json"

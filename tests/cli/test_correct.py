@@ -1,4 +1,4 @@
-"""`cedd correct`, `cedd infill` and `cedd sample`: with a run or without, text from anywhere, bytes as they were."""
+"""`cedd correct`, `cedd infill` and `cedd sample`: with and without a run, text from any source, bytes preserved."""
 
 import errno
 import io
@@ -23,13 +23,13 @@ from cedd.names import printable
 from cedd.spelling.code import code_spans
 from cedd.spelling.correct import Change
 from cedd.tasks import Corrected, correct, load
-from tests.limits import files_up_to
-from tests.tasks.models import mending, save_random
+from tests.limits import limited_file_size
+from tests.tasks.models import fixer, save_random
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Those of a package: of the corrector random weights that, at these settings, change some letters."""
+    """Stand-ins for the packaged models: the corrector has random weights that change some letters."""
     root = tmp_path_factory.mktemp("package") / "pretrained"
     save_random(root / "english-char", depth=2, extra={"correction": {"t": 0.6}})
     save_random(root / "english", "absorb", "cedd", time_input="none")
@@ -37,8 +37,8 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def shelf(models, monkeypatch):
-    """A package with its models."""
+def bundled(models, monkeypatch):
+    """Use the stand-ins as the packaged models."""
     monkeypatch.setattr(locate, "pretrained_root", lambda: models)
     return models
 
@@ -53,7 +53,7 @@ def feed(monkeypatch, content: bytes):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
-def test_without_a_run_the_packages_model_corrects(shelf, run, capsys):
+def test_packaged_model_is_used_without_a_run(bundled, run, capsys):
     assert main(["correct", "teh cat sat on teh mat", "--json", "--device", "cpu"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["original"] == "teh cat sat on teh mat"
@@ -66,7 +66,7 @@ def test_without_a_run_the_packages_model_corrects(shelf, run, capsys):
     assert capsys.readouterr().out == "teh cat sat on teh mat\n"
 
 
-def test_the_packages_model_is_not_one_that_happens_to_be_called_so(shelf, tmp_path, capsys, monkeypatch):
+def test_packaged_model_is_not_shadowed_by_folder_of_same_name(bundled, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_random(tmp_path / "english-char", "uniform", extra={"correction": {"threshold": 0.0}})
     used = []
@@ -78,12 +78,12 @@ def test_the_packages_model_is_not_one_that_happens_to_be_called_so(shelf, tmp_p
     assert capsys.readouterr().out == f"{text}\n"  # the folder's, which trusts every letter
     used.clear()
     assert main(["sample", "--length", "4", "--device", "cpu"]) == 0
-    assert used[0] == shelf / "english"
+    assert used[0] == bundled / "english"
 
 
 @pytest.mark.parametrize("text", ["teh cat sat " * 25, "teh cat/sat on " * 300, "~dear reader"])
-def test_a_text_that_cannot_be_a_path_is_no_model(text, shelf, run, capsys):
-    """No file name is longer than 255 bytes, no path than 4096; ~ is the home of nobody called `dear reader`."""
+def test_text_that_cannot_be_a_path_is_not_taken_for_a_model(text, bundled, run, capsys):
+    """File names have at most 255 bytes, paths at most 4096; `~dear reader` is not the home of a known user."""
     for words in ([text], [run, text]):
         assert main(["correct", *words, "--threshold", "0", "--device", "cpu"]) == 0
         assert capsys.readouterr().out == f"{text}\n"
@@ -94,7 +94,7 @@ def test_a_text_that_cannot_be_a_path_is_no_model(text, shelf, run, capsys):
 
 
 @pytest.mark.parametrize("words", [["correct", "-"], ["correct"], ["correct", "RUN", "-"], ["correct", "RUN"]])
-def test_bytes_come_through_standard_input_as_they_were(words, shelf, run, capfdbinary, monkeypatch):
+def test_bytes_from_stdin_are_preserved(words, bundled, run, capfdbinary, monkeypatch):
     content = b"teh c\xc3\xa9t\r\n\xff\xfe 12\n\nno end"
     feed(monkeypatch, content)
     named = [run if word == "RUN" else word for word in words]
@@ -102,7 +102,7 @@ def test_bytes_come_through_standard_input_as_they_were(words, shelf, run, capfd
     assert capfdbinary.readouterr().out == content
 
 
-def test_bytes_come_through_a_file_as_they_were(shelf, capfdbinary, tmp_path):
+def test_bytes_from_a_file_are_preserved(bundled, capfdbinary, tmp_path):
     content = "teh cät\r\n".encode("latin-1") * 40
     (tmp_path / "text").write_bytes(content)
     words = ["correct", "--file", str(tmp_path / "text"), "--device", "cpu"]
@@ -117,7 +117,7 @@ def test_bytes_come_through_a_file_as_they_were(shelf, capfdbinary, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_bytes_come_through_a_pipe_as_they_were(shelf, capfdbinary, tmp_path):
+def test_bytes_from_a_named_pipe_are_preserved(bundled, capfdbinary, tmp_path):
     pipe, content = tmp_path / "pipe", b"teh c\xc3\xa9t\r\n"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True)
@@ -126,7 +126,7 @@ def test_bytes_come_through_a_pipe_as_they_were(shelf, capfdbinary, tmp_path):
     assert capfdbinary.readouterr().out == content
 
 
-def test_what_is_no_text_is_printed_all_the_same(shelf, capfdbinary):
+def test_invalid_utf8_in_argument_is_printed_unchanged(bundled, capfdbinary):
     assert main(["correct", "teh \udcff cat", "--threshold", "0", "--device", "cpu"]) == 0
     assert capfdbinary.readouterr().out == b"teh \xff cat\n"
 
@@ -135,15 +135,15 @@ GREEN = Style(bold=True, color="green")
 
 
 @pytest.mark.parametrize("text", ["the cqt", "cqt \udcff\tqz\x07\r\n\x1b[7mq", "no mistake", ""])
-def test_a_correction_in_colours_is_the_corrected_text(text):
-    corrected = correct(mending(), text)
+def test_coloured_correction_contains_corrected_text(text):
+    corrected = correct(fixer(), text)
     shown = coloured(corrected, GREEN)
     assert shown.replace("\x1b[1;32m", "").replace("\x1b[0m", "") == printable(corrected.text)
     assert shown.count("\x1b[1;32m") == len(corrected.changes)
-    assert coloured(correct(mending(), "the cqt"), GREEN) == "the c\x1b[1;32ma\x1b[0mt"
+    assert coloured(correct(fixer(), "the cqt"), GREEN) == "the c\x1b[1;32ma\x1b[0mt"
 
 
-def test_new_letters_are_coloured_where_tokens_have_other_lengths():
+def test_replacements_of_other_lengths_are_coloured_in_place():
     changes = (Change(4, "a", "one", 1.0, 1.0), Change(6, "bad", "x", 1.0, 1.0), Change(6, "y", "z", 1.0, 1.0))
     shown = coloured(Corrected("not one xz.", "not a bady.", changes), Style(bold=True))
     assert shown.replace("\x1b[1m", "").replace("\x1b[0m", "") == "not one xz."
@@ -165,7 +165,7 @@ class Screen(io.TextIOWrapper):
         (io.TextIOWrapper, {"TERM": "xterm-256color", "FORCE_COLOR": "1"}, None),
     ],
 )
-def test_colours_are_for_terminals_that_show_them(screen, environment, coloured, shelf, monkeypatch):
+def test_colours_are_used_only_on_capable_terminals(screen, environment, coloured, bundled, monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "COLORTERM", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -180,14 +180,14 @@ def test_colours_are_for_terminals_that_show_them(screen, environment, coloured,
     assert shown.replace(coloured or "-", "").replace("\x1b[0m", "") == now.text + "\n"
 
 
-def test_an_empty_text_is_a_text_even_in_a_models_folder(shelf, run, capsys, monkeypatch):
+def test_empty_text_is_accepted_even_in_a_model_folder(bundled, run, capsys, monkeypatch):
     monkeypatch.chdir(run)
-    monkeypatch.setattr(sys, "stdin", object())  # is not asked
+    monkeypatch.setattr(sys, "stdin", object())  # must not be read
     assert main(["correct", "", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == "\n"
 
 
-def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
+def test_infill_and_sample_also_have_packaged_models(bundled, run, capsys):
     assert main(["infill", "a ____{3} cat", "--steps", "4", "--seed", "0", "--device", "cpu"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("a ")
@@ -199,7 +199,7 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
 
 
 @pytest.mark.parametrize("way", ["FILE", "--file", "-", ""])
-def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, capsysbinary, monkeypatch, tmp_path):
+def test_infill_preserves_bytes_of_files_and_stdin(way, bundled, run, capsysbinary, monkeypatch, tmp_path):
     content = b"a \xffcat\r\n____{3}\nsat \xc3\xa9 on ____.\n\n"
     file = tmp_path / "page.txt"
     file.write_bytes(content)
@@ -251,7 +251,7 @@ def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, cap
         (["sample", "a", "b"], "b"),
     ],
 )
-def test_bad_input_is_one_line(words, message, shelf, run, capsys, tmp_path):
+def test_invalid_input_gives_one_line_error(words, message, bundled, run, capsys, tmp_path):
     (tmp_path / "letter.txt").write_text("teh cat")
     (tmp_path / "link").symlink_to("nowhere")
     named = [run if word == "RUN" else word.replace("FOLDER", str(tmp_path)) for word in words]
@@ -275,8 +275,8 @@ def test_text_is_not_taken_for_a_path(text):
         *(pytest.param(1200, more, True, marks=pytest.mark.slow) for more in (["--in-place"], ["--suggest", "2"])),
     ],
 )
-def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, monkeypatch):
-    """On a terminal: here the bar itself, with what it was told, is looked at."""
+def test_long_text_shows_progress_bar(length, more, seen, bundled, capsys, tmp_path, monkeypatch):
+    """On a terminal; here the bar is replaced by one that records its updates."""
     told = []
 
     @contextmanager
@@ -300,7 +300,7 @@ def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, mo
         (["infill", "RUN"], 'cedd infill "The ____ sat on the ____."'),
     ],
 )
-def test_no_text_at_a_terminal_is_said(words, example, shelf, run, capsys, monkeypatch):
+def test_missing_text_on_terminal_is_reported(words, example, bundled, run, capsys, monkeypatch):
     feed(monkeypatch, b"")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert main([*(run if word == "RUN" else word for word in words), "--device", "cpu"]) == 2
@@ -308,17 +308,17 @@ def test_no_text_at_a_terminal_is_said(words, example, shelf, run, capsys, monke
 
 
 def printed_by(code: str) -> list[str]:
-    """The lines that a process of its own prints."""
+    """The lines printed by a separate process."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-DOUBTED = ["I hav a speling mistke", "He walked form the tabel"]
+MISSPELLED = ["I hav a speling mistke", "He walked form the tabel"]
 HEAVY = ("matplotlib", "transformers", "huggingface_hub", "torch._dynamo", "torch._inductor", "triton", "PIL")
 
 
 @pytest.mark.slow
-def test_correcting_with_a_run_imports_nothing_that_it_does_not_need(tmp_path):
-    """What makes the first answer late: none of these is needed to correct a line."""
+def test_correct_with_a_run_imports_no_heavy_modules(tmp_path):
+    """These modules slow down startup and are not needed to correct a line."""
     code = (
         "import sys; from cedd.cli import main\n"
         f"assert main(['correct', {str(save_random(tmp_path / 'run'))!r}, 'teh cat', '--device', 'cpu']) == 0\n"
@@ -327,24 +327,24 @@ def test_correcting_with_a_run_imports_nothing_that_it_does_not_need(tmp_path):
     assert printed_by(code)[-1] == "True []"
 
 
-def test_torch_is_not_imported_and_no_thread_is_started():
-    """And what is written is what the loaded model writes."""
+def test_correct_imports_no_torch_and_starts_no_threads():
+    """The output matches that of the loaded model."""
     code = (
         "import os, sys; from cedd.cli import main\n"
         "threads = lambda: len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/task') else 1\n"
-        f"for text in {DOUBTED!r}:\n"
+        f"for text in {MISSPELLED!r}:\n"
         " assert main(['correct', text, '--device', 'cpu']) == 0\n"
         " print('torch' in sys.modules, threads())"
     )
     model = load("english", "cpu")
-    assert printed_by(code) == [line for text in DOUBTED for line in (model.correct(text), "False 1")]
+    assert printed_by(code) == [line for text in MISSPELLED for line in (model.correct(text), "False 1")]
 
 
 # ---- files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def letter(shelf, tmp_path):
+def letter(bundled, tmp_path):
     path = tmp_path / "letter.txt"
     path.write_bytes(b"teh cat sat on teh mat\r\n\xff and teh hat")
     return path
@@ -355,7 +355,7 @@ def changed_letter(letter, capfdbinary):
     return capfdbinary.readouterr().out
 
 
-def test_a_file_is_corrected_in_place_with_a_backup(letter, capfdbinary, monkeypatch):
+def test_file_is_corrected_in_place_with_backup(letter, capfdbinary, monkeypatch):
     before, after = letter.read_bytes(), changed_letter(letter, capfdbinary)
     letter.chmod(0o640)
     modes, replace_file = list[int](), Path.replace
@@ -373,7 +373,7 @@ def test_a_file_is_corrected_in_place_with_a_backup(letter, capfdbinary, monkeyp
     assert capfdbinary.readouterr().out == b""
 
 
-def test_a_file_without_its_backup_is_left_as_it_is(letter, capsys):
+def test_file_is_unchanged_if_backup_fails(letter, capsys):
     before = letter.read_bytes()
     letter.with_name("letter.txt.bak").mkdir()
     assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
@@ -398,9 +398,7 @@ def torn_write(target, content):
     ("called", "torn", "named"),
     [("shutil.copyfile", torn_copy, "letter.txt.bak"), ("cedd.cli.correct.write_durably", torn_write, "letter.txt")],
 )
-def test_a_full_disk_leaves_the_file_and_its_backup_as_they_were(
-    called, torn, named, earlier, letter, capsys, monkeypatch
-):
+def test_full_disk_leaves_file_and_backup_unchanged(called, torn, named, earlier, letter, capsys, monkeypatch):
     backup = letter.with_name("letter.txt.bak")
     if earlier is not None:
         backup.write_bytes(earlier)
@@ -415,17 +413,17 @@ def test_a_full_disk_leaves_the_file_and_its_backup_as_they_were(
     assert not [path for path in letter.parent.iterdir() if path.suffix == ".tmp"]
 
 
-def test_a_limit_of_the_system_leaves_the_file_as_it_was(letter, capsys):
-    """A real error of a write."""
+def test_file_size_limit_leaves_file_unchanged(letter, capsys):
+    """With a real write error."""
     before = letter.read_bytes()
-    with files_up_to(9):
+    with limited_file_size(9):
         assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
     assert "letter.txt cannot be written (File too large)" in capsys.readouterr().err
     assert letter.read_bytes() == before
     assert [path.name for path in letter.parent.iterdir() if path.name.startswith((".", "letter"))] == ["letter.txt"]
 
 
-def test_a_backup_is_not_written_through_a_link(letter, capsys):
+def test_backup_is_not_written_through_symlink(letter, capsys):
     other = letter.with_name("other")
     other.write_bytes(b"of somebody else")
     letter.with_name("letter.txt.bak").symlink_to(other)
@@ -435,8 +433,8 @@ def test_a_backup_is_not_written_through_a_link(letter, capsys):
     assert (letter.read_bytes(), other.read_bytes()) == (before, b"of somebody else")
 
 
-def test_lines_of_a_diff_end_at_newlines_only(letter, capfdbinary):
-    """As those of patch do."""
+def test_diff_lines_end_only_at_newlines(letter, capfdbinary):
+    """As in patch."""
     letter.write_bytes("the mat\r\x0cteh cat\u2028sat\non teh mat\n".encode())
     assert main(["correct", str(letter), "--diff", "--device", "cpu"]) == 1
     lines = capfdbinary.readouterr().out.split(b"\n")[2:]
@@ -444,7 +442,7 @@ def test_lines_of_a_diff_end_at_newlines_only(letter, capfdbinary):
     assert sum(line.startswith(b"-") for line in lines) == sum(line.startswith(b"+") for line in lines) == 2
 
 
-def test_a_file_that_changes_while_it_is_read_is_left_as_it_is(letter, capsys, monkeypatch):
+def test_file_changed_during_correction_is_not_overwritten(letter, capsys, monkeypatch):
     from cedd.cli import correct as command
 
     def overtaken(parts, true=command.joined):
@@ -459,7 +457,7 @@ def test_a_file_that_changes_while_it_is_read_is_left_as_it_is(letter, capsys, m
     assert not letter.with_name("letter.txt.bak").exists()
 
 
-def test_a_check_fails_where_something_would_change(letter, capfdbinary):
+def test_check_fails_if_something_would_change(letter, capfdbinary):
     assert main(["correct", str(letter), "--check", "--device", "cpu"]) == 1
     lines = capfdbinary.readouterr().out.decode("utf-8", "surrogateescape").splitlines()
     assert lines
@@ -469,7 +467,7 @@ def test_a_check_fails_where_something_would_change(letter, capfdbinary):
 
 
 @pytest.mark.parametrize("check", [[], ["--check"]])
-def test_a_diff_is_one_that_patch_takes(check, letter, capfdbinary):
+def test_diff_is_in_patch_format(check, letter, capfdbinary):
     assert main(["correct", str(letter), "--diff", *check, "--device", "cpu"]) == 1
     lines = capfdbinary.readouterr().out.split(b"\n")
     assert lines[0] == f"--- {letter}".encode()
@@ -491,18 +489,18 @@ def test_spans_rebuild_both_texts(letter, capsys):
     assert built + original[end:] == text
 
 
-def test_a_long_text_comes_out_piece_by_piece():
+def test_long_text_is_processed_in_pieces():
     content = ("A line of text.\r\n" * 5000 + "x" * 70_000 + " \xe9 end").encode()
     made = [piece for _, piece in pieces(io.BytesIO(content))]
     assert "".join(made) == content.decode()
     assert len(made) > 5
-    assert len(made[0]) <= 2 * FIRST_PIECE  # which is soon there
+    assert len(made[0]) <= 2 * FIRST_PIECE  # so that output starts early
     assert max(map(len, made)) <= 2 * PIECE
     assert not any(piece.endswith("\r") for piece in made)
 
 
-def test_what_has_a_zero_byte_is_no_text(letter, capfdbinary):
-    """Not from that piece on: a program, an archive or a picture may have words in it."""
+def test_content_from_a_null_byte_on_is_not_corrected(letter, capfdbinary):
+    """From that piece on, nothing is corrected: programs, archives and images may contain words."""
     line, after = letter.read_bytes(), changed_letter(letter, capfdbinary)
     letter.write_bytes(b"\x7fELF\0" + line)
     assert changed_letter(letter, capfdbinary) == b"\x7fELF\0" + line
@@ -516,7 +514,7 @@ def test_what_has_a_zero_byte_is_no_text(letter, capfdbinary):
     assert changed.endswith(tail[-len(tail) // 2 :])
 
 
-def test_a_block_of_code_is_not_cut_if_it_is_short():
+def test_short_code_blocks_are_not_split():
     block = "```\n" + "teh code\n" * 200 + "```\n"
     content = ("A line of text.\n" * 90 + block) * 20 + "```\n" + "long code\n" * 9000
     made = [piece for _, piece in pieces(io.BytesIO(content.encode()))]
@@ -529,8 +527,8 @@ def test_a_block_of_code_is_not_cut_if_it_is_short():
 
 
 @pytest.mark.parametrize("fence", ["```", "~~~~"])
-def test_a_long_block_of_code_is_code_to_its_end_and_no_further(fence, tmp_path):
-    """Though it is read in pieces, of which only the first has its beginning."""
+def test_long_code_block_is_code_exactly_to_its_end(fence, tmp_path):
+    """Although it is read in pieces, of which only the first contains the opening fence."""
 
     def every_teh(text, names=()):
         code = list(code_spans(text))
@@ -548,9 +546,9 @@ def test_a_long_block_of_code_is_code_to_its_end_and_no_further(fence, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
-    """Of five times as much of Python's manual it is at most 16 MB above. (The C library keeps memory of its own for
-    each thread that unpacks the weights, more or less by chance: here for all together.)"""
+def test_peak_memory_does_not_grow_with_text(tmp_path):
+    """For five times as much of Python's manual it is at most 16 MB higher. (The C library may keep extra memory for
+    each thread that unpacks the weights; here all threads share one arena.)"""
     text, peaks = "\n\n".join(python_manual_documents()), list[int]()
     for size in (100_000, 500_000):
         assert len(text) > size
@@ -587,7 +585,7 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
         ),
     ],
 )
-def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, capsys):
+def test_invalid_files_or_options_give_one_line_error(words, message, letter, capsys):
     letter.write_text("teh")
     places: dict[str, str] = {"LETTER": str(letter), "FOLDER": str(letter.parent)}
     assert main(["correct", *(places.get(str(word), str(word)) for word in words), "--device", "cpu"]) == 2
@@ -596,8 +594,8 @@ def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, cap
     assert said.count("\n") == 1
 
 
-def test_a_folder_names_who_corrects_its_words(shelf, tmp_path, capsys):
-    """One of the package's models, and no other folder; letters are its own."""
+def test_model_folder_may_name_packaged_word_corrector(bundled, tmp_path, capsys):
+    """It must be a packaged model, not another folder; letters are corrected by the model itself."""
     text = "teh cat sat on teh mat"
     assert (
         main(["export", "english-char", "--out", str(tmp_path / "mine"), "--words", "english", "--device", "cpu"]) == 0
@@ -632,7 +630,7 @@ def project(tmp_path, monkeypatch):
 CHECKED = "docs/a.md:1:4: recieve -> receive\ndocs/b.py:1:24: definately -> definitely\n"
 
 
-def test_a_folder_is_checked(project, capfd):
+def test_check_of_a_folder(project, capfd):
     assert main(["correct", "docs", "--check"]) == 1
     assert capfd.readouterr().out == CHECKED
     (project / "docs" / "built" / "c.md").write_text("We recieve teh letters. <!-- cedd: ignore -->\nTeh end.\n")
@@ -640,12 +638,12 @@ def test_a_folder_is_checked(project, capfd):
     assert main(["correct", "docs/built/c.md", "--check"]) == 0
 
 
-def test_a_file_that_is_given_twice_is_checked_once(project, capfd):
+def test_file_given_twice_is_checked_once(project, capfd):
     assert main(["correct", "docs/a.md", "docs", str(project / "docs"), "--check"]) == 1
     assert len(capfd.readouterr().out.splitlines()) == len(CHECKED.splitlines())
 
 
-def test_a_folder_is_corrected_in_place(project):
+def test_folder_is_corrected_in_place(project):
     before = {path: path.read_text() for path in project.rglob("*.*") if path.is_file()}
     assert main(["correct", "docs", "--in-place"]) == 0
     now = {path.relative_to(project).as_posix(): path.read_text() for path in before}
@@ -654,14 +652,14 @@ def test_a_folder_is_corrected_in_place(project):
     assert now["docs/built/c.md"] == "We recieve letters.\n"
 
 
-def test_annotations_of_github(project, capfd):
+def test_github_annotations(project, capfd):
     (project / "docs" / "b.py").unlink()
     assert main(["correct", "docs", "--format", "github"]) == 1
     out = capfd.readouterr().out
     assert out == "::warning file=docs/a.md,line=1,col=4,endColumn=11,title=spelling::'recieve' should be 'receive'\n"
 
 
-def test_a_sarif_log_has_places_and_fixes(project, capfd):
+def test_sarif_log_has_locations_and_fixes(project, capfd):
     assert main(["correct", "docs", "--format", "sarif"]) == 1
     log = json.loads(capfd.readouterr().out)
     assert log["version"] == "2.1.0"
@@ -673,8 +671,8 @@ def test_a_sarif_log_has_places_and_fixes(project, capfd):
     assert replacement["insertedContent"]["text"] == "receive"
 
 
-def test_files_that_cannot_be_read_are_skipped_and_named(project, capfd, monkeypatch):
-    """The rest of a folder is checked, and the exit code is 2. (The administrator may read all files.)"""
+def test_unreadable_files_are_skipped_with_warning(project, capfd, monkeypatch):
+    """The rest of a folder is checked, and the exit code is 2. (Simulated, since root can read all files.)"""
     closed, access = [project / "docs" / "b.py"], os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() not in closed and access(path, mode))
     assert main(["correct", "docs", "--check"]) == 2
@@ -687,8 +685,8 @@ def test_files_that_cannot_be_read_are_skipped_and_named(project, capfd, monkeyp
     assert capfd.readouterr() == (CHECKED, "cedd: warning: docs/built cannot be read; it is skipped\n")
 
 
-def test_names_and_encodings_that_are_unusual(project, capfd):
-    """A name with spaces is a URI in SARIF; bytes that are not UTF-8, a byte order mark and CRLF stay."""
+def test_unusual_file_names_and_encodings(project, capfd):
+    """A name with spaces is a URI in SARIF; bytes that are not UTF-8, a byte order mark and CRLF are preserved."""
     file = project / "docs" / "a b%.md"
     file.write_bytes(b"\xef\xbb\xbfWe recieve caf\xe9s.\r\nWe recieve.\r\n")
     assert main(["correct", str(file), "--check"]) == 1
@@ -702,7 +700,7 @@ def test_names_and_encodings_that_are_unusual(project, capfd):
     assert file.read_bytes() == b"\xef\xbb\xbfWe receive caf\xe9s.\r\nWe receive.\r\n"
 
 
-def test_invalid_settings_are_one_line(project, capsys):
+def test_invalid_project_settings_give_one_line_error(project, capsys):
     (project / "pyproject.toml").write_text("[tool.cedd.correct]\nignored = []\n")
     assert main(["correct", "docs", "--check"]) == 2
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`cedd export`: a run becomes a folder that can be given away, measured, and exported again with its figures."""
+"""`cedd export`: a run becomes a shareable folder, which can be evaluated and exported again with its results."""
 
 import json
 from dataclasses import replace
@@ -15,8 +15,8 @@ from cedd.spelling.calibrate import calibrate, level_options
 from cedd.storage import locked
 from cedd.tasks import load
 from cedd.training.config import PRESETS, to_json
-from tests.limits import files_up_to
-from tests.tasks.models import mending, save_random
+from tests.limits import limited_file_size
+from tests.tasks.models import fixer, save_random
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run(tmp_path):
     return folder
 
 
-def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
+def test_run_is_exported_and_exported_again_with_results(run, tmp_path, capsys):
     out, figures = tmp_path / "english-char", tmp_path / "pride.json"
     (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 8)
     words = ["export", str(run), "--out", str(out), "--weights", "int8", "--about", "Old books."]
@@ -62,14 +62,14 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     assert load(out, device="cpu").folder.config["correction"] == said["correction"]
 
 
-def test_a_name_that_a_terminal_would_obey_is_written_out(run, tmp_path, capsys):
+def test_control_characters_in_folder_name_are_escaped(run, tmp_path, capsys):
     out = tmp_path / "red\x1b[31m\u202e"
     assert main(["export", str(run), "--out", str(out), "--device", "cpu"]) == 0
     assert f"{tmp_path}/red\\x1b[31m\\u202e: " in capsys.readouterr().out
     assert (out / "config.json").is_file()
 
 
-def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
+def test_export_sets_sampling_defaults(run, tmp_path, capsys):
     out = tmp_path / "model"
     words = ["export", str(run), "--out", str(out), "--device", "cpu", "--sampling"]
     assert main([*words, "steps=48", "top_p=0.95"]) == 0
@@ -81,8 +81,8 @@ def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
-    """Options that are not sought stay, figures of correction with others go, those of perplexity stay."""
+def test_new_correction_defaults_keep_others_and_drop_stale_results(tmp_path, capsys):
+    """Other options stay, correction results for the old defaults are dropped, perplexity results stay."""
     before = {
         "correction": {"swaps": 0.01, "threshold": 0.4, "max_surprise": 1.0},
         "results": {"pride": {"fixed": {"share": 0.8}}, "wikitext2": {"bits": 2.0}},
@@ -130,7 +130,7 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
         (["--calibrate", "LATIN"], "latin.txt: 'utf-8' codec can't decode"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(run, tmp_path, capsys, more, message):
+def test_invalid_options_give_one_line_error(run, tmp_path, capsys, more, message):
     (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 8)
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     named = {"BOOK": str(tmp_path / "book.txt"), "LATIN": str(tmp_path / "latin.txt")}
@@ -142,7 +142,7 @@ def test_what_cannot_be_meant_is_one_line(run, tmp_path, capsys, more, message):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_is_not_overwritten_and_figures_must_be_json(run, tmp_path, capsys):
+def test_run_is_not_overwritten_and_results_must_be_json(run, tmp_path, capsys):
     assert main(["export", str(run), "--out", str(run), "--device", "cpu"]) == 2
     assert "export it to another folder" in capsys.readouterr().err
     (tmp_path / "figures.json").write_text("fixed: 80%")
@@ -157,7 +157,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("there", ["another run", "another model", "files that are not a model"])
-def test_a_folder_that_holds_something_else_is_left_alone_unless_by_force(run, tmp_path, capsys, there):
+def test_unrelated_output_folder_is_overwritten_only_with_force(run, tmp_path, capsys, there):
     out = tmp_path / "there"
     if there == "files that are not a model":
         out.mkdir()
@@ -178,10 +178,10 @@ def test_a_folder_that_holds_something_else_is_left_alone_unless_by_force(run, t
     assert load(out, device="cpu").process.has_mask
     kept = {"log.jsonl", ".editor.tmp"} & before.keys()
     assert {name: content for name, content in contents(out).items() if name in kept} == {n: before[n] for n in kept}
-    assert not (out / "train.json").exists()  # or the run there would go on from weights that it never had
+    assert not (out / "train.json").exists()  # otherwise the run there would resume from foreign weights
 
 
-def test_a_run_is_exported_again_to_where_it_was_exported_before(run, tmp_path, capsys):
+def test_run_may_be_exported_to_same_folder_again(run, tmp_path, capsys):
     out, other = tmp_path / "out", save_random(tmp_path / "other", "absorb", "cedd")
     for source, code in ((run, 0), (run, 0), (out, 0), (run, 0), (other, 2)):
         assert main(["export", str(source), "--out", str(out), "--device", "cpu"]) == code
@@ -189,7 +189,7 @@ def test_a_run_is_exported_again_to_where_it_was_exported_before(run, tmp_path, 
     assert str(tmp_path) not in (out / "config.json").read_text()
 
 
-def test_an_empty_folder_is_written_into_and_a_file_is_not(run, tmp_path, capsys):
+def test_output_may_be_empty_folder_but_not_a_file(run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["export", str(run), "--out", str(tmp_path / "empty"), "--device", "cpu"]) == 0
     (tmp_path / "file").touch()
@@ -197,7 +197,7 @@ def test_an_empty_folder_is_written_into_and_a_file_is_not(run, tmp_path, capsys
     assert "is a file; choose another name" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_trained_in_is_not_written_into(run, tmp_path, capsys):
+def test_folder_in_use_by_training_is_rejected(run, tmp_path, capsys):
     other = save_random(tmp_path / "other")
     with locked(other):
         assert main(["export", str(run), "--out", str(other), "--device", "cpu", "--force"]) == 2
@@ -205,8 +205,8 @@ def test_a_folder_that_is_trained_in_is_not_written_into(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("out", ["over itself", "over another", "new"])
-def test_a_full_disk_leaves_the_old_model_as_it_was(run, tmp_path, capsys, out):
-    """Nothing goes before all that replaces it is complete; of a new folder nothing stays."""
+def test_full_disk_leaves_old_model_unchanged(run, tmp_path, capsys, out):
+    """Old files are removed only after their replacements are complete; a new folder leaves nothing behind."""
     model, target = tmp_path / "model", tmp_path / out
     assert main(["export", str(run), "--out", str(model), "--device", "cpu"]) == 0
     if out == "over itself":
@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_the_old_model_as_it_was(run, tmp_path, capsys, out):
     size = (model / "model.safetensors").stat().st_size
     capsys.readouterr()
     words = ["export", str(model), "--out", str(target), "--device", "cpu", "--title", "Other"]
-    with files_up_to(size - 1):
+    with limited_file_size(size - 1):
         assert main([*words, *(["--force"] if out == "over another" else [])]) == 1
     line = capsys.readouterr().err
     assert line.startswith("cedd: error: ")
@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_the_old_model_as_it_was(run, tmp_path, capsys, out):
     assert not (tmp_path / "new").exists()
 
 
-def test_home_is_expanded_where_the_shell_does_not(run, tmp_path, capsys, monkeypatch):
+def test_tilde_is_expanded_where_shell_does_not(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--out=~/model", "--device", "cpu"]) == 0
@@ -242,9 +242,9 @@ def test_home_is_expanded_where_the_shell_does_not(run, tmp_path, capsys, monkey
     assert "~nosuchuser/model names the home folder of an unknown user" in capsys.readouterr().err
 
 
-def test_calibration_is_as_bold_as_it_may_be():
-    """q is meant as a (own probability 0), z as y (0.39): a text with right z's must keep them."""
-    setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40
+def test_calibration_is_as_aggressive_as_broken_limit_allows():
+    """q stands for a (own probability 0), z for y (0.39): correct z's in the text must be kept."""
+    setting, text = fixer(length=64), "a cat and a mat " * 40 + "z" * 40
     careful = calibrate(setting, text, broken=0.0, rates=(0.05,))
     bold = calibrate(setting, text, broken=1.0, rates=(0.05,))
     assert careful.broken == 0.0
@@ -259,16 +259,16 @@ def test_calibration_is_as_bold_as_it_may_be():
 
 
 @pytest.mark.slow
-def test_calibration_does_not_depend_on_an_earlier_limit():
-    """A limit of 0 takes all changes back: with it every level would seem harmless."""
-    setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40
+def test_calibration_ignores_earlier_surprise_limit():
+    """A limit of 0 reverts all changes, so every level would seem harmless."""
+    setting, text = fixer(length=64), "a cat and a mat " * 40 + "z" * 40
     strict = LoadedModel(replace(setting.folder, config={"correction": {"max_surprise": 0.0}}))
     assert calibrate(strict, text, broken=0.01) == calibrate(setting, text, broken=0.01)
 
 
-def test_calibration_reads_the_text_no_more_often_than_it_must(monkeypatch):
-    """Once for every time, in full for every level until one is harmless, and once for the limit."""
-    setting, readings, revisions = mending(length=64), [], []
+def test_calibration_uses_minimal_number_of_passes(monkeypatch):
+    """One pass per time, one full revision per level until one is harmless, and one pass for the limit."""
+    setting, readings, revisions = fixer(length=64), [], []
     score, revise = calibration.score_tokens, calibration.revise
     monkeypatch.setattr(calibration, "score_tokens", lambda *a, **k: readings.append(a) or score(*a, **k))
     monkeypatch.setattr(calibration, "revise", lambda *a, **k: revisions.append(a) or revise(*a, **k))
@@ -277,8 +277,8 @@ def test_calibration_reads_the_text_no_more_often_than_it_must(monkeypatch):
 
 
 @given(level=st.floats(0.0, 0.99), own=st.floats(0.01, 0.99), rate=st.floats(0.01, 0.5))
-def test_a_level_as_options(level, own, rate):
-    """Beyond a half the odds of the rate make up for the threshold that stays there."""
+def test_level_is_converted_to_equivalent_options(level, own, rate):
+    """Above one half, the threshold stays there and the odds of the rate compensate."""
     assume(abs(own - level) > 1e-3)
     options = level_options(0.1, rate, level)
     gain = options["rate"] / (1 - options["rate"]) * (1 - rate) / rate

@@ -1,8 +1,8 @@
-"""Whatever comes from outside ends in one line: damaged and newer folders, damaged data, and words that mean nothing.
+"""Invalid input gives a one-line error: damaged and newer folders, damaged data, and meaningless arguments.
 
-Every input is bad by construction. It must end in exit code 2 (or 1, where the machine could not do it), with one line
-and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; three sixteenths are
-in the default run, and all of them are in the slow one.
+Every input is invalid by construction. It must end with exit code 2 (or 1, if the machine is at fault), a one-line
+error and no traceback, and must leave every file unchanged. Inputs are drawn with a fixed seed; three sixteenths are
+in the default run, and all of them in the slow one.
 
 `tests/cli/messages.txt` lists all error messages that the inputs cause, with names and numbers left out, so that they
 can be read in one place. `python -m tests.cli.test_fuzz` writes it.
@@ -68,8 +68,8 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def restore(folder: Path, original: Path, clean: dict[str, str], found: dict[str, str]) -> None:
-    """A folder as it was, of which only what has changed since is written again."""
-    for name in sorted(found, reverse=True):  # what is in a folder before the folder
+    """Restore a folder, rewriting only what has changed."""
+    for name in sorted(found, reverse=True):  # the contents of a folder before the folder
         if found[name] != clean.get(name):
             path = folder / name
             path.rmdir() if found[name] == "folder" else path.unlink()
@@ -85,7 +85,7 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Input:
-    """Words of a command line, and what is done to the folder before."""
+    """The words of a command line, and the damage done to the folder before."""
 
     words: tuple[str, ...]
     damage: Callable[[], None] = nothing
@@ -116,10 +116,10 @@ ON_A_MODEL = {
     "serve": "serve model --port 0 --lookup-processes 0",
     "completion": "completion bash",
 }
-"""A command line of each command that has nothing wrong with it."""
+"""A valid command line for each command."""
 
-NO_NUMBERS = ("x", "", "1e", "--", "[/red]", "\x1b[31m", "½", "0x10", "1,5", "None?")
-NO_PLACES = (
+NOT_NUMBERS = ("x", "", "1e", "--", "[/red]", "\x1b[31m", "½", "0x10", "1,5", "None?")
+INVALID_PATHS = (
     "nowhere/x.png",
     "nowhere/x.html",
     "nowhere/[/red].gif",
@@ -130,7 +130,7 @@ NO_PLACES = (
 
 
 def usage_inputs() -> Iterator[Input]:
-    """Options that there are not, values that they cannot have, words that have no place."""
+    """Unknown options, invalid values, and misplaced words."""
     for command, line in ON_A_MODEL.items():
         words = line.split()
         taken = [one for one in options_of(ARGUMENTS[command]) if not one.positional]
@@ -138,7 +138,7 @@ def usage_inputs() -> Iterator[Input]:
         for wrong in ("--no-such-option", "--zzz=3", "-q", "--[/red]", "--\x1b[31m"):
             yield Input((*words, wrong))
         for name in numeric:
-            for value in random.Random(name).sample(NO_NUMBERS, 2):
+            for value in random.Random(name).sample(NOT_NUMBERS, 2):
                 yield Input((*words, f"{name}={value}"))
         for name in set(options) & {"--seed"}:
             yield Input((*words, name, "-1"))
@@ -147,7 +147,7 @@ def usage_inputs() -> Iterator[Input]:
             for value in ("meta", "gpu", "cuda:99", "", "[/red]", "\x1b[31m", "cpu:7", "xpu", "mps:-1"):
                 yield Input((*words, name, value))
         for name in sorted(set(options) & {"--plot", "--html", "--gif", "--per-sequence"}):
-            for value in NO_PLACES:
+            for value in INVALID_PATHS:
                 yield Input((*words, name, value))
 
 
@@ -223,7 +223,7 @@ READ_BY = {
     "model": ["sample model --steps 1 --length 4", "correct model text", "evaluate model --data book.txt --draws 1"],
     "run": ["report run --sequences 2 --draws 1 --samples 0", "export run --out exported", "sample run --steps 1"],
 }
-NOT_THAT = (None, [], {}, "x", -1, 2**70, 1.5, True, [[]], {"name": {}}, "[/red]", "\x1b[31m")
+WRONG_VALUES = (None, [], {}, "x", -1, 2**70, 1.5, True, [[]], {"name": {}}, "[/red]", "\x1b[31m")
 NESTED = "[" * 100_000
 
 
@@ -246,7 +246,7 @@ def changed(value: Any, path: tuple[str, ...], new: Any) -> Any:
 
 
 def is_wrong(old: Any, new: Any, counts: bool) -> bool:
-    """Whether one value cannot stand for another: of another type, or a number that can be no size of a network."""
+    """Whether a value is an invalid replacement: of another type, or a number that cannot be a network size."""
     if old is None:
         return False  # the types that it may have instead are not known here
     if isinstance(old, bool) or isinstance(new, bool):
@@ -270,7 +270,7 @@ def record_inputs(world: Path) -> Iterator[Input]:
             if name == "config.json" and path and (path[0] not in DESCRIBED or path == ("tokenizer", "name")):
                 continue
             draw = random.Random(".".join(path))
-            wrong = [one for one in NOT_THAT if is_wrong(old, one, counts=name != "train.json")]
+            wrong = [one for one in WRONG_VALUES if is_wrong(old, one, counts=name != "train.json")]
             for new in [*draw.sample(wrong, min(4, len(wrong))), *([...] if path and is_needed(name, path) else [])]:
                 text = json.dumps(changed(record, path, new))
                 words = draw.choice(READ_BY["train.json" if name == "train.json" else folder]).split()
@@ -284,7 +284,7 @@ def record_inputs(world: Path) -> Iterator[Input]:
 
 
 def is_needed(name: str, path: tuple[str, ...]) -> bool:
-    """Whether nothing can stand in for what is removed."""
+    """Whether the removed entry is required."""
     if name == "train.json":
         return path in (("data",), ("out",))
     optional = ("dropout", "time_conditioning", "checkpoint_blocks", "float32_residual", "causal", "mlp_ratio")
@@ -304,7 +304,7 @@ FOREIGN = (
 
 
 def foreign_inputs(world: Path) -> Iterator[Input]:
-    """Networks of others that are none."""
+    """Invalid networks in the formats of other projects."""
     file, words = world / "foreign" / "config.json", tuple(ON_A_MODEL["import"].split())
     for text in (*map(json.dumps, FOREIGN), NESTED, "[]", "3", "", "\x1b[31m", '{"model_type": '):
         yield Input(words, writing(file, text), f"config.json: {text[:60]}")
@@ -314,7 +314,7 @@ def foreign_inputs(world: Path) -> Iterator[Input]:
 
 
 def file_inputs(world: Path) -> Iterator[Input]:
-    """Files that are cut, flipped, empty, or something else altogether."""
+    """Files that are truncated, have flipped bits, are empty, or contain something else."""
     draw = random.Random(19)
     needed = {"model": ["config.json", "model.safetensors"], "run": ["config.json", "model.safetensors", "train.json"]}
     for folder, names in needed.items():
@@ -398,7 +398,7 @@ def data_inputs(world: Path) -> Iterator[Input]:
 
 
 def serve_inputs() -> Iterator[Input]:
-    """Of a server that must not start."""
+    """Command lines with which no server may start."""
     for words in (
         "nowhere",
         "model nowhere",
@@ -426,13 +426,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     make_world(folder)
     with pytest.MonkeyPatch.context() as patch:
         if importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn"):
-            patch.setattr("cedd.apps.serve.server.Server.run", a_server)
+            patch.setattr("cedd.apps.serve.server.Server.run", fail_on_start)
         yield folder
     os.chdir(before)
     del os.environ["CEDD_CACHE"]
 
 
-def a_server(*_: object) -> None:
+def fail_on_start(*_: object) -> None:
     raise AssertionError("a server has started")
 
 
@@ -443,8 +443,8 @@ def inputs(world: Path) -> list[Input]:
     return found
 
 
-def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, str], messages: set[str]) -> str | None:
-    """What a command did that it should not have done with bad input."""
+def fault_of(given: Input, world: Path, original: Path, clean: dict[str, str], messages: set[str]) -> str | None:
+    """The fault in how a command reacted to invalid input, or None."""
     given.damage()
     before, said = tree(world) if given.damage is not nothing else clean, io.StringIO()
     try:
@@ -452,7 +452,7 @@ def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, st
             code = main(given.words)
     except SystemExit as error:
         code = f"SystemExit({error.code})"
-    except Exception as error:  # noqa: BLE001 - which is what is looked for
+    except Exception as error:  # noqa: BLE001 - this is what the test looks for
         code = f"{type(error).__name__}: {error}"[:300]
     after, lines = tree(world), said.getvalue().splitlines()
     restore(world, original, clean, after)
@@ -467,11 +467,11 @@ def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, st
 
 
 def survey(world: Path, tmp_path: Path, chosen: list[Input], messages: set[str]) -> dict[str, str]:
-    """What is wrong with the end of each command; the messages are added to the set."""
+    """The faults of the commands, by input; error messages are added to the set."""
     original = tmp_path / "original"
     shutil.copytree(world, original)
     clean = tree(world)
-    found = {str(given): what_is_wrong(given, world, original, clean, messages) for given in chosen}
+    found = {str(given): fault_of(given, world, original, clean, messages) for given in chosen}
     return {name: wrong for name, wrong in found.items() if wrong is not None}
 
 
@@ -489,13 +489,13 @@ OF_LIBRARIES = (
     r"cannot listen on ",
     "UTF-8 text",
 )
-"""Beginnings of messages that end in the words of a library."""
+"""Prefixes of messages that end with the text of a library."""
 OF_THE_MACHINE = re.compile("device|listen|File name too long")
 """Messages that depend on the machine."""
 
 
 def generic(line: str) -> str:
-    """An error message without names, values, numbers, and what Python and its libraries say."""
+    """An error message without names, values, numbers, and the texts of Python and its libraries."""
     line = line.removeprefix("cedd: error: ").replace(str(Path.cwd()), "")
     line = re.sub(rf"({'|'.join(OF_LIBRARIES)}).*", r"\1…", line)
     line = re.sub(r"(?<=: )(TrainConfig|network)[\w.]* (?=cannot be|must be|is missing|has the)", "ENTRY ", line)
@@ -511,7 +511,7 @@ def generic(line: str) -> str:
 
 
 @pytest.mark.parametrize("part", range(DEFAULT))
-def test_bad_input_ends_in_one_line_and_costs_no_file(part: int, world: Path, tmp_path: Path):
+def test_invalid_input_gives_one_line_error_and_changes_no_files(part: int, world: Path, tmp_path: Path):
     every = inputs(world)
     assert len(every) * DEFAULT >= 250 * PARTS
     messages = set[str]()
@@ -521,7 +521,7 @@ def test_bad_input_ends_in_one_line_and_costs_no_file(part: int, world: Path, tm
 
 
 @pytest.mark.slow
-def test_all_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path: Path):
+def test_all_invalid_input_gives_one_line_error_and_changes_no_files(world: Path, tmp_path: Path):
     every = inputs(world)
     assert len(every) >= 1000
     assert {given.words[0] for given in every} == set(COMMANDS)
@@ -544,7 +544,7 @@ def write_messages() -> None:
         os.chdir(world)
         make_world(world)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cedd.apps.serve.server.Server.run", a_server)
+            patch.setattr("cedd.apps.serve.server.Server.run", fail_on_start)
             survey(world, Path(folder), inputs(world), messages)
         MESSAGES.write_text("\n".join(sorted(messages)) + "\n", "utf-8")
 

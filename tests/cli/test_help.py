@@ -1,4 +1,4 @@
-"""Help with an example that works, completion that knows every option, errors of one line."""
+"""Help with working examples, completion of every option, one-line errors."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ def helps() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_example_of_a_help_parses(helps: dict[str, str], name: str, tmp_path: Path):
+def test_help_example_parses(helps: dict[str, str], name: str, tmp_path: Path):
     command, *words = example_of(helps[name])
     assert command == name
     if name == "adapt":
@@ -60,12 +60,12 @@ def test_the_example_of_a_help_parses(helps: dict[str, str], name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
-def test_every_command_takes_a_seed_a_device_and_json(helps: dict[str, str], name: str):
+def test_every_command_has_seed_device_and_json_options(helps: dict[str, str], name: str):
     for option in ("--seed", "--device", "--json"):
         assert option in helps[name]
 
 
-def test_a_help_describes_the_arguments_of_its_usage(helps: dict[str, str]):
+def test_help_describes_all_arguments_in_usage(helps: dict[str, str]):
     for name, shown in helps.items():
         usage, rest = shown.split("\n", 1)
         text = re.sub(r"(?m)^ +-.*$", "", rest).replace("presets:", "PRESET")  # without the names of options
@@ -73,14 +73,14 @@ def test_a_help_describes_the_arguments_of_its_usage(helps: dict[str, str]):
         assert set(re.findall(r"\b[A-Z]+\b", usage)) <= described, name
 
 
-def test_the_overview_begins_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]):
+def test_overview_starts_with_example_that_parses(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 0
     command, *words = example_of(capsys.readouterr().out)
     assert parse(command, words).fast
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_a_help_with_an_example(name: str):
+def test_every_preset_help_has_an_example(name: str):
     assert example_of(help_text("train", name))[:2] == ["train", name]
 
 
@@ -96,7 +96,7 @@ def test_every_preset_has_a_help_with_an_example(name: str):
         ("train char", tuple(ARCHITECTURES)),
     ],
 )
-def test_a_help_names_the_rows_of_a_table(words: str, table: Iterable[str]):
+def test_help_lists_all_registered_names(words: str, table: Iterable[str]):
     shown = help_text(*words.split())
     assert [name for name in table if not re.search(rf"[ (]{name}[ ,:.]", shown)] == []
 
@@ -105,7 +105,7 @@ def options_in(text: str) -> set[str]:
     return set(re.findall(r"^  (--[a-z][\w.-]*)", text, re.MULTILINE))
 
 
-def test_the_help_of_adapt_is_short_and_names_the_help_with_all_options(helps: dict[str, str]):
+def test_adapt_help_is_short_and_refers_to_full_help(helps: dict[str, str]):
     listed, every = options_in(helps["adapt"]), options_in(help_text("train", "adapt"))
     assert listed < every
     assert {one for one in every if one.startswith("--adapt.")} < listed
@@ -114,16 +114,16 @@ def test_the_help_of_adapt_is_short_and_names_the_help_with_all_options(helps: d
 
 
 @pytest.mark.parametrize(("name", "option"), [("import", "--out PATH"), ("spelling", "--data DATA")])
-def test_a_help_marks_required_options(helps: dict[str, str], name: str, option: str):
+def test_help_marks_required_options(helps: dict[str, str], name: str, option: str):
     assert re.search(rf"^  {option} .*\(required\)$", helps[name], re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", ARGUMENTS.values())
-def test_every_option_says_what_it_is(kind: type):
+def test_every_option_is_described(kind: type):
     assert undescribed(kind) == []
 
 
-def test_an_option_without_a_word_is_noticed():
+def test_undescribed_option_is_detected():
     @dataclasses.dataclass
     class Options:
         """Of a command."""
@@ -135,8 +135,8 @@ def test_an_option_without_a_word_is_noticed():
     assert undescribed(Options) == ["Options.speed"]
 
 
-def test_helps_and_mistakes_wait_for_no_torch():
-    """In a process of its own, which has imported nothing yet."""
+def test_help_and_usage_errors_do_not_import_torch():
+    """In a separate process that has imported nothing yet."""
     asked = [f"{name} --help" for name in COMMANDS] + ["train char --help", "sample --temprature 3", "correct --rate x"]
     script = (
         "import sys; from cedd.cli import main\n"
@@ -165,7 +165,7 @@ def after_quickstart(fast_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         for name in ("evaluate", "export", "report", *sorted(NEED_A_MODEL))
     ],
 )
-def test_examples_work_as_they_stand(
+def test_help_examples_run(
     helps: dict[str, str], name: str, after_quickstart: Path, capsys: pytest.CaptureFixture[str]
 ):
     if name in NEED_A_MODEL and "english-char" not in pretrained_names():
@@ -211,7 +211,7 @@ def completed(script: Path, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.skipif(BASH is None, reason="there is no bash here")
+@pytest.mark.skipif(BASH is None, reason="bash not found")
 def test_bash_completes_commands_options_choices_and_files(bash_script: Path):
     assert set(COMMANDS) < set(completed(bash_script, ""))
     assert completed(bash_script, "eva") == ["evaluate"]
@@ -231,7 +231,7 @@ def test_bash_completes_commands_options_choices_and_files(bash_script: Path):
     assert "-o default" in shown.stdout
 
 
-def test_completion_knows_every_option(helps: dict[str, str]):
+def test_completion_includes_every_option(helps: dict[str, str]):
     for name, text in {**helps, "train": help_text("train", "char")}.items():
         words = re.search(rf'^ *"{name}"\) words="(.*)" ;;$', script(), re.MULTILINE)
         assert words is not None
@@ -312,7 +312,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD, ids=[words for words, _ in BAD])
-def test_bad_input_is_one_line_that_helps(
+def test_invalid_input_gives_one_helpful_line(
     words: str, said: str, after_quickstart: Path, capsys: pytest.CaptureFixture[str]
 ):
     (after_quickstart / "book.txt").write_text("A book. " * 500)
@@ -320,7 +320,7 @@ def test_bad_input_is_one_line_that_helps(
     *before, line = capsys.readouterr().err.strip().splitlines()
     assert said in line
     assert [text for text in before if "Traceback" in text or "│" in text] == []
-    assert len(before) <= (1 if words.startswith("quickstart") else 0)  # what it was about to do
+    assert len(before) <= (1 if words.startswith("quickstart") else 0)  # quickstart announces its run
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_bad_input_is_one_line_that_helps(
         ("remdm", "remask-capped or remask-rescaled or remask-confidence"),
     ],
 )
-def test_names_of_samplers_in_other_projects_are_answered_with_ours(name: str, ours: str):
+def test_sampler_names_of_other_projects_suggest_ours(name: str, ours: str):
     with pytest.raises(ValueError, match=f"^unknown sampler '{name}'; use {ours}$"):
         named_sampler(name)
 
@@ -345,7 +345,7 @@ ON_A_TERMINAL = [
 ]
 
 
-def test_commands_share_the_cores_unless_told_how_to_wait(monkeypatch):
+def test_openmp_spin_count_is_set_unless_configured(monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
@@ -363,8 +363,8 @@ def test_commands_share_the_cores_unless_told_how_to_wait(monkeypatch):
 @pytest.mark.parametrize("columns", [40, 200])
 @pytest.mark.parametrize("colours", [True, False])
 @pytest.mark.parametrize(("words", "said"), ON_A_TERMINAL, ids=[words for words, _ in ON_A_TERMINAL])
-def test_usage_errors_on_a_terminal_are_the_same_line(words: str, said: str, colours: bool, columns: int):
-    """The command's own process would import everything again for each of them: a fork has it already."""
+def test_usage_errors_on_terminal_are_one_plain_line(words: str, said: str, colours: bool, columns: int):
+    """A new process would import everything again for each case; a fork has it already."""
     child, terminal = pty.fork()
     if not child:
         os.environ |= {"COLUMNS": str(columns), "TERM": "xterm-256color", **({} if colours else {"NO_COLOR": "1"})}
@@ -385,5 +385,5 @@ def test_usage_errors_on_a_terminal_are_the_same_line(words: str, said: str, col
     ("words", "positions"),
     [("nowhere text", 2), ("nowhere --rate 0.1 text", 2), ("--rate 0.1 nowhere --passes 2 text", 2), ("text", 1)],
 )
-def test_options_may_stand_between_a_run_and_a_text(words: str, positions: int):
+def test_options_may_appear_between_run_and_text(words: str, positions: int):
     assert len(parse("correct", words.split()).words) == positions

@@ -1,4 +1,4 @@
-"""What a command says, and with which code it ends, when something is not as it should be."""
+"""Error messages and exit codes of commands."""
 
 import gc
 import importlib
@@ -44,7 +44,7 @@ def last_line(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 
 # Input
 
 
-def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_unknown_network_entry_suggests_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = save_random(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["network"]["qk_norm"] = True
@@ -74,14 +74,14 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("sample --html .", ". is a folder"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_input_gives_one_line_error(words: str, said: str, capsys: pytest.CaptureFixture[str]):
     assert said in last_line(words.split(), capsys)
 
 
 @pytest.mark.parametrize(
     ("variable", "data"), [("CEDD_CACHE", "python-manual"), ("CEDD_DATA", "wikitext2")], ids=["cache", "data"]
 )
-def test_a_folder_of_the_environment_in_an_unknown_home_is_one_line(
+def test_unknown_home_in_environment_variable_gives_one_line_error(
     variable: str, data: str, run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(variable, "~nosuchuser/x")
@@ -89,20 +89,22 @@ def test_a_folder_of_the_environment_in_an_unknown_home_is_one_line(
     assert line == "cedd: error: ~nosuchuser/x names the home folder of an unknown user"
 
 
-def test_a_named_pipe_is_refused_at_once(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_named_pipe_as_data_is_rejected(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert "is not a regular file" in last_line(["evaluate", run, "--data", str(pipe)], capsys)
 
 
-def test_a_device_may_be_torchs_own_and_a_prompt_must_be_a_text(run: str):
+def test_torch_device_is_accepted_and_prompt_must_be_a_string(run: str):
     model = cedd.load(run, device=torch.device("cpu"))  # pyright: ignore[reportArgumentType]
     assert pick_device(torch.device("cpu")) == torch.device("cpu")
     with pytest.raises(ValueError, match="prompt must be a string \\(got 5"):
         model.generate(prompt=5)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_report_away_from_the_runs_data_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_report_without_training_data_gives_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+):
     folder = save_random(tmp_path / "run")
     config = replace(PRESETS["tiny"][1], data="book.txt", out=Path("run"))
     (folder / "train.json").write_text(json.dumps(to_json(config)))
@@ -115,7 +117,7 @@ def test_a_report_away_from_the_runs_data_says_so(tmp_path: Path, capsys: pytest
 # The machine
 
 
-def test_too_little_memory_is_the_machines(run: str, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_out_of_memory_exits_with_code_1(run: str, capsys: pytest.CaptureFixture[str], monkeypatch):
     def fill(*args: object, **options: object) -> None:
         torch.empty(2**60)
 
@@ -123,26 +125,26 @@ def test_too_little_memory_is_the_machines(run: str, capsys: pytest.CaptureFixtu
     assert "out of memory" in last_line(["sample", run], capsys, code=1)
 
 
-def test_a_command_that_needs_torch_names_it(capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_missing_torch_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert run_command("cedd", lambda: importlib.import_module("torch") and 0) == 1
     assert "pip install torch" in capsys.readouterr().err
 
 
-def test_a_mistake_of_ours_shows_its_traceback(run: str, monkeypatch):
+def test_internal_error_shows_traceback(run: str, monkeypatch):
     monkeypatch.setattr("cedd.cli.sample.template_of", lambda *_: {}["key"])
     with pytest.raises(KeyError):
         main(["sample", run])
 
 
-def test_the_environment_can_ask_for_the_traceback_of_any_error(monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_environment_variable_enables_tracebacks(monkeypatch, capsys: pytest.CaptureFixture[str]):
     assert last_line(["sample", "nowhere"], capsys).startswith("cedd: error: no run or model at nowhere")
     monkeypatch.setenv("CEDD_TRACEBACK", "1")
     with pytest.raises(ValueError, match="no run or model at nowhere"):
         main(["sample", "nowhere"])
 
 
-def test_an_unwritable_file_is_found_before_anything_is_computed(run: str, tmp_path: Path, capsys, monkeypatch):
+def test_unwritable_output_is_reported_before_computing(run: str, tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 40)
     monkeypatch.setattr(
         "cedd.storage._claimed", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
@@ -158,7 +160,7 @@ def test_an_unwritable_file_is_found_before_anything_is_computed(run: str, tmp_p
         assert last_line(words, capsys).endswith(f"{tmp_path}/{name} cannot be written: Permission denied")
 
 
-def test_the_table_is_printed_before_the_picture_is_drawn(run: str, tmp_path: Path, capsys, monkeypatch):
+def test_table_is_printed_before_plot_is_drawn(run: str, tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "book.txt").write_text("it was a dark and stormy night. " * 40)
 
     def fail(*_: object) -> None:
@@ -170,8 +172,8 @@ def test_the_table_is_printed_before_the_picture_is_drawn(run: str, tmp_path: Pa
     assert "perplexity per token" in capsys.readouterr().out
 
 
-def test_what_is_imported_is_kept_from_the_collector_in_a_process_of_its_own_only(capsys: pytest.CaptureFixture[str]):
-    """Frozen objects are never collected: a program that calls `main` keeps its own."""
+def test_imports_are_frozen_for_gc_only_in_own_process(capsys: pytest.CaptureFixture[str]):
+    """Frozen objects are never collected, so `main` must not freeze those of a program that calls it."""
     before, words = gc.get_freeze_count(), ["correct", "--file", "/no/such/file"]
     assert main(words) == 2
     capsys.readouterr()
@@ -185,8 +187,8 @@ def test_what_is_imported_is_kept_from_the_collector_in_a_process_of_its_own_onl
 
 
 @pytest.mark.parametrize("delay", [0.8, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.2, 1.4))])
-def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: Path):
-    """At several moments: while Python itself starts, it is Python that ends the process, by the signal."""
+def test_interrupt_during_import_exits_with_130(delay: float, tmp_path: Path):
+    """At several moments; while Python itself starts, it ends the process by the signal."""
     command, pipe = [sys.executable, "-m", "cedd", "correct"], subprocess.PIPE
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child of tests that ignore it would too
     try:
@@ -204,7 +206,7 @@ def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: 
 @pytest.mark.parametrize(
     "command", ["train tiny --help", pytest.param("theory --vocab 2 --length 1", marks=pytest.mark.slow)]
 )
-def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Path):
+def test_closed_output_pipe_is_not_an_error(command: str, tmp_path: Path):
     script = f"{sys.executable} -m cedd {command} 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.splitlines()[-1] in ("141", "0")
@@ -218,8 +220,8 @@ def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Pat
         ("<&- 2>&-", ["correct", "Teh cat"], "The cat\n"),  # which opens a lexicon
     ],
 )
-def test_a_closed_standard_stream_is_no_failure(closed: str, words: list[str], said: str, tmp_path: Path):
-    """No file that is opened takes its place, and what is said to it is not written there."""
+def test_closed_stdin_or_stderr_is_not_an_error(closed: str, words: list[str], said: str, tmp_path: Path):
+    """No file that is opened later takes its place, so no message is written into that file."""
     program = f"import sys; from cedd.cli import main; code = main({words}); file = open('kept', 'wb'); "
     program += "ended = f'{code} {file.fileno() > 2}'; file.write(ended.encode()); sys.exit(code)"
     script = f'"$1" -c "$2" {closed}'
@@ -236,28 +238,28 @@ def test_a_closed_standard_stream_is_no_failure(closed: str, words: list[str], s
         ("<&- >&- 2>&-", ["--version"], ""),
     ],
 )
-def test_output_that_nobody_gets_is_a_failure(closed: str, words: list[str], said: str, tmp_path: Path):
-    """As by other programs: echo >&- fails too."""
+def test_closed_stdout_is_an_error(closed: str, words: list[str], said: str, tmp_path: Path):
+    """As in other programs: echo >&- fails too."""
     command = ["bash", "-c", f'"$@" {closed}', "-", sys.executable, "-m", "cedd", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
-def test_without_standard_input_there_is_no_text(tmp_path: Path):
+def test_closed_stdin_means_empty_text(tmp_path: Path):
     script = f"{sys.executable} -m cedd correct <&-"
     done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_signs_that_the_output_has_not_are_written_out(monkeypatch: pytest.MonkeyPatch):
-    """Of a table or a name; texts are written in UTF-8 whatever it is."""
+def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch):
+    """In tables and names; texts are always written in UTF-8."""
     kept = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii"))
     assert run_command("cedd", lambda: sys.stdout.write("0.5 ≤ 1 \udcff\n") and 0) == 0
     assert kept.getvalue() == b"0.5 \\u2264 1 \\udcff\n"
 
 
-def test_a_folder_that_was_removed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_removed_current_folder_gives_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -270,15 +272,15 @@ def test_a_folder_that_was_removed_is_one_line(tmp_path: Path, monkeypatch: pyte
 # Terminals
 
 
-def test_control_characters_are_written_out():
+def test_control_characters_are_escaped():
     assert printable(ESCAPE) == "\\x1b[31mred\\x1b]0;title\\x07"
     assert printable("línea\n\ttwo ▒ 日本") == "línea\n\ttwo ▒ 日本"
     assert printable("a\u202eb\u2066c\u200e") == "a\\u202eb\\u2066c\u200e"  # those that reverse the order
 
 
 @pytest.mark.parametrize("columns", ["0", "20"])
-def test_no_number_of_a_table_is_cut_off(columns: str, monkeypatch: pytest.MonkeyPatch, capsys):
-    """However narrow the terminal is. Only a long word of the first column, which names rows, is broken."""
+def test_table_numbers_are_never_truncated(columns: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    """However narrow the terminal is; only long words in the first column, which names the rows, are broken."""
     monkeypatch.setenv("COLUMNS", columns)
     table = Table()
     for title in ("", "perplexity per token", "bits"):
@@ -293,18 +295,18 @@ def test_no_number_of_a_table_is_cut_off(columns: str, monkeypatch: pytest.Monke
     assert said.count("long") >= 25
 
 
-def test_messages_show_escape_sequences(capsys: pytest.CaptureFixture[str]):
+def test_escape_sequences_in_messages_are_escaped(capsys: pytest.CaptureFixture[str]):
     assert "\\x1b[31mred" in last_line(["sample", ESCAPE], capsys)
 
 
-def test_neighbours_that_are_suggested_are_shown_escaped(tmp_path: Path, capsys, monkeypatch):
+def test_suggested_file_names_are_escaped(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("book\x1b[31m.txt").write_text("x")
     line = last_line(["train", "tiny", "--out", "o", "--data", "book.txt"], capsys)
     assert "did you mean book\\x1b[31m.txt?" in line
 
 
-def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
+def test_console_prints_markup_literally(capsys: pytest.CaptureFixture[str]):
     from rich.table import Table
 
     table = Table(title="[/red] [nan, nan]")
@@ -321,7 +323,7 @@ def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.slow
-def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
+def test_texts_are_escaped_only_on_terminals(run: str, capfdbinary):
     assert main(["infill", run, f"{ESCAPE}____", "--steps", "2"]) == 0
     assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())
     start_server()  # a process forked while threads run may deadlock
@@ -341,8 +343,8 @@ def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
 # The judge
 
 
-def test_a_judge_is_never_unpickled(monkeypatch, tmp_path):
-    """A stand-in for the library, which must be called with safetensors only."""
+def test_judge_is_loaded_only_from_safetensors(monkeypatch, tmp_path):
+    """With a stand-in for the library, which must be called for safetensors only."""
     from cedd.evaluation.generative import HubJudge
 
     asked: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""`cedd quickstart --fast` from end to end: what it prints, what its page shows, and that its commands do it again."""
+"""`cedd quickstart --fast` from end to end: its output, its page, and the commands that reproduce its results."""
 
 import contextlib
 import io
@@ -65,7 +65,7 @@ def shown(html: str, section: str) -> str:
     return re.sub(r"<[^>]*>", "", found[1])
 
 
-def test_the_page_has_all_its_parts_and_needs_nothing_else(out: Path, record: Record):
+def test_page_is_complete_and_self_contained(out: Path, record: Record):
     text = page(out)
     for name in ("curves", "bound", "baselines", "noise", "samples", "infilling", "correction", "again"):
         assert len(shown(text, name)) > 40, name
@@ -79,14 +79,14 @@ def test_the_page_has_all_its_parts_and_needs_nothing_else(out: Path, record: Re
     assert "srcdoc=" in text
 
 
-def test_figures_of_the_page_are_those_of_the_record(out: Path, record: Record):
+def test_page_figures_match_record(out: Path, record: Record):
     text, bound = page(out), record["bound"]
     assert f'<b id="bits">{bound["bits_per_character"]:.3f}</b>' in text
     low, high = bound["ci95"]
     assert low < bound["bits_per_character"] < high
     assert f"[{low:.3f}, {high:.3f}]" in shown(text, "bound")
     _, last, half = record["bounds"][-1]
-    curve = shown(text, "curves")  # one story: the curve's last point beside the headline, each with its interval
+    curve = shown(text, "curves")  # the curve's last point and the headline, each with its interval
     assert f"{last:.3f} [{last - half:.3f}, {last + half:.3f}]" in curve
     assert f"{bound['bits_per_character']:.3f} [{low:.3f}, {high:.3f}]" in curve
     assert last - half < high
@@ -102,24 +102,22 @@ def test_figures_of_the_page_are_those_of_the_record(out: Path, record: Record):
     assert record["bounds"][-1][0] == 60
 
 
-def test_it_learns(record: Record):
-    """Far from good after 60 steps, but its loss and its bound have come down."""
+def test_fast_run_learns(record: Record):
+    """Far from good after 60 steps, but the loss and the bound have decreased."""
     losses = [loss for _, loss in record["losses"]]
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
     assert record["bounds"][-1][1] < record["bounds"][0][1] - 0.5
 
 
 @pytest.mark.slow
-def test_the_same_command_again_finishes_with_the_same_figures(
-    out: Path, record: Record, capsys: pytest.CaptureFixture[str]
-):
+def test_repeated_command_gives_same_figures(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
     assert main(["quickstart", "--fast", "--out", str(out), "--device", "cpu", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again.pop("page") == str(out / "report.html")
     assert again == record
 
 
-def test_its_commands_do_it_again(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
+def test_printed_commands_reproduce_results(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
     def called(name: str) -> str:
         words = shlex.split(record["commands"][name])
         assert words[0] == "cedd"
@@ -134,13 +132,13 @@ def test_its_commands_do_it_again(out: Path, record: Record, capsys: pytest.Capt
     assert parse("train", training[2:]).config == read_config(out / "train.json")
 
 
-def test_its_evaluate_command_gives_its_bound(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
+def test_evaluate_command_reproduces_bound(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
     words = shlex.split(record["commands"]["evaluate"])
     assert main([*words[1:], "--device", "cpu", "--json"]) == 0
     assert f"{record['bound']['nats_per_token']:.9f}"[:9] in capsys.readouterr().out
 
 
-def test_what_comes_next_begins_with_the_activation_where_cedd_is_no_command(tmp_path, monkeypatch):
+def test_next_steps_start_with_activation_if_cedd_is_not_on_path(tmp_path, monkeypatch):
     folder = tmp_path / "my env" / "bin"
     folder.mkdir(parents=True)
     for name in ("activate", "cedd", "python"):
@@ -159,19 +157,21 @@ def test_what_comes_next_begins_with_the_activation_where_cedd_is_no_command(tmp
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/start/tutorial.md"])
-def test_pages_say_how_cedd_becomes_a_command_before_they_use_it(page):
+def test_pages_show_activation_before_first_cedd_command(page):
     text = (ROOT / page).read_text("utf-8")
     uses = re.search(r"^(\$ |    )cedd ", text, re.MULTILINE)
     assert text.index("source .venv/bin/activate") < (uses.start() if uses else len(text))
 
 
-def test_another_configuration_in_its_folder_is_one_line(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
+def test_different_configuration_in_same_folder_is_rejected(
+    out: Path, record: Record, capsys: pytest.CaptureFixture[str]
+):
     assert main(["quickstart", "--out", str(out), "--device", "cpu"]) == 2
     assert "holds another run" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_the_run_fits_its_device_and_is_not_compiled(kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_configuration_fits_device_and_is_not_compiled(kind: str, monkeypatch: pytest.MonkeyPatch):
     """Compiling takes longer than the run; a GPU's steps cost the same at a larger batch."""
     monkeypatch.setattr("cedd.cli.quickstart.pick_device", lambda _: torch.device(kind))
     config = configuration(Quickstart())
@@ -183,8 +183,8 @@ def test_the_run_fits_its_device_and_is_not_compiled(kind: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("milliseconds", [5, 29, 92, 2000])
-def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Its steps and all that is not training fit into --minutes at the speed measured first; a GPU needs no more."""
+def test_run_uses_the_given_minutes(milliseconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Training and everything else fit into --minutes at the initially measured speed; a GPU needs no more."""
     monkeypatch.setattr("cedd.cli.quickstart.timed", lambda step, steps, warmup, device: [milliseconds] * max(1, steps))
     said = io.StringIO()
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
@@ -195,7 +195,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
         seconds = OTHER_SECONDS + (steps + OTHER_STEPS) * milliseconds / 1000
         assert steps == LEAST_STEPS or 0.97 * 60 * minutes < seconds <= 60 * minutes
         assert ("may take longer" in said.getvalue().splitlines()[-1]) == (seconds > 60 * minutes)
-        assert chosen.optimizer.warmup + EVERY == LEAST_STEPS  # what a run without any time left is given
+        assert chosen.optimizer.warmup + EVERY == LEAST_STEPS  # the steps of a run with no time left
         assert isinstance(hooks, TimeLimit)
         assert hooks.planned == steps  # which is reported at the end if it has changed
         assert 60 * minutes - OTHER_SECONDS - 5 < hooks.seconds <= 60 * minutes - OTHER_SECONDS
@@ -211,7 +211,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
     assert (faster.steps == 1500) == (OTHER_SECONDS + (1500 + OTHER_STEPS) * milliseconds / 1000 < 240)
 
 
-def test_one_thread_is_used_where_two_wait_for_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_one_thread_is_used_if_faster_than_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     config, before = configuration(Quickstart(out=tmp_path / "run", device="cpu")), torch.get_num_threads()
     try:
         for slow, kept in ((1000, 1), (200, 2)):
@@ -224,14 +224,14 @@ def test_one_thread_is_used_where_two_wait_for_another_program(monkeypatch: pyte
         torch.set_num_threads(before)
 
 
-def test_a_step_is_really_timed(tmp_path: Path):
+def test_steps_are_really_timed(tmp_path: Path):
     config = configuration(Quickstart(fast=True, out=tmp_path / "run", device="cpu"))
     with our_step(config, 97) as step:
         assert all(0 < each < 60_000 for each in timed(step, 2, 1, torch.device("cpu")))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_was_begun_keeps_its_steps(out: Path):
+def test_resumed_run_keeps_its_steps(out: Path):
     config = configuration(Quickstart(fast=True, out=out, device="cpu"))
     said = io.StringIO()
     again, hooks = within(config, 6000, Console(file=said, width=200))
@@ -240,9 +240,7 @@ def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     assert not isinstance(hooks, TimeLimit)
 
 
-def test_a_run_that_was_stopped_before_it_chose_its_steps_is_timed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_stopped_before_choosing_steps_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
     monkeypatch.setattr("cedd.cli.quickstart.seconds_per_step", lambda *_: 1000.0)
     for begun in (False, True):
@@ -253,8 +251,8 @@ def test_a_run_that_was_stopped_before_it_chose_its_steps_is_timed_again(
         write_json(config.out / TRAIN_FILE, to_json(first))
 
 
-def test_a_run_that_was_begun_keeps_the_fall_of_its_rate(tmp_path: Path):
-    """It was chosen with the last number of steps, by the speed that the machine had then."""
+def test_resumed_run_keeps_its_rate_decay(tmp_path: Path):
+    """It was chosen with the last number of steps, from the speed of the machine at that time."""
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
     begun = replace(config, steps=690, optimizer=replace(config.optimizer, decay_share=0.19))
     write_json(config.out / TRAIN_FILE, to_json(begun))
@@ -262,8 +260,8 @@ def test_a_run_that_was_begun_keeps_the_fall_of_its_rate(tmp_path: Path):
     assert again == replace(with_steps(config, 690), optimizer=begun.optimizer)
 
 
-def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The head over a few thousand tokens is much of a step."""
+def test_steps_are_timed_with_final_vocabulary_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The head over a few thousand tokens takes a large part of a step."""
     timed_with: list[int] = []
 
     def step(config, size):
@@ -279,8 +277,8 @@ def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: py
 
 
 @pytest.mark.slow
-def test_it_is_below_gzip_after_a_fraction_of_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """As on cores of a third of the speed of those that dev/lab-notes.md was measured on."""
+def test_run_beats_gzip_after_a_fraction_of_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As on cores with a third of the speed of those in dev/lab-notes.md."""
     assert main(["quickstart", "--steps", "500", "--out", str(tmp_path / "run"), "--device", "cpu", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     gzip = next(baseline for baseline in record["baselines"] if baseline["name"] == "gzip")
@@ -288,8 +286,8 @@ def test_it_is_below_gzip_after_a_fraction_of_its_steps(tmp_path: Path, capsys: 
     assert record["bound"]["characters"] == len((tmp_path / "run" / "held-out.txt").read_text())
 
 
-def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
-    """60 steps of a tiny network are above; figures that are below get no such line."""
+def test_summary_reports_model_worse_than_gzip(record: Record, out: Path):
+    """60 steps of a tiny network are above gzip; figures below it get no such line."""
     report: Any = SimpleNamespace(
         bound=SimpleNamespace(bits_per_character=4.0, ci95=(3.9, 4.1)),
         baselines=[SimpleNamespace(name="gzip", bits_per_character=2.6)],
@@ -301,13 +299,13 @@ def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
     report.bound.bits_per_character = 2.5
     below = summary(report, 60, out / "report.html", 30.0)
     assert "above gzip" not in below
-    assert below.splitlines()[-1] == f"  {BOXED_CORRECTION}"  # by the model in the box, where the run's cannot
+    assert below.splitlines()[-1] == f"  {BOXED_CORRECTION}"  # by the packaged model, if the run's own cannot correct
     words = shlex.split(BOXED_CORRECTION, comments=True)
     assert parse("correct", words[2:])
 
 
-def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of torchrun's ranks the first says so in a line, and none does anything."""
+def test_torchrun_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The first rank reports it in one line; no rank does anything."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, code, said in (
         ("0", 2, "cedd: error: quickstart runs in one process, but WORLD_SIZE is 2; run it without torchrun\n"),

@@ -1,4 +1,4 @@
-"""The commands that sample: what they print, and one clear line for bad input."""
+"""The sampling commands: their output, and one-line errors for invalid input."""
 
 import contextlib
 import json
@@ -49,8 +49,8 @@ def test_sample_can_be_watched(absorb, capsys, tmp_path):
         (["sample", "RUN", "--steps", "4", "--watch"], False),
     ],
 )
-def test_a_bar_moves_while_texts_are_drawn(more, seen, run, absorb, tmp_path, monkeypatch, capsys):
-    """On a terminal: here the bar itself, with what it was told, is looked at."""
+def test_progress_bar_advances_while_sampling(more, seen, run, absorb, tmp_path, monkeypatch, capsys):
+    """On a terminal; here the bar is replaced by one that records its updates."""
     told = []
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ def test_a_bar_moves_while_texts_are_drawn(more, seen, run, absorb, tmp_path, mo
     monkeypatch.setattr("cedd.cli.sampling.progress_bar", bar)
     assert main(words) == 0
     assert not told  # no terminal
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take anything for one
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then treats any output as a terminal
     assert main(words) == 0
     assert bool(told) == seen
     if seen:
@@ -74,7 +74,7 @@ def test_a_bar_moves_while_texts_are_drawn(more, seen, run, absorb, tmp_path, mo
     assert "PAGE" not in more or (tmp_path / "x.html").is_file()
 
 
-def test_a_page_shows_the_given_characters_as_they_are(run, capfdbinary, tmp_path):
+def test_html_page_shows_given_characters_unchanged(run, capfdbinary, tmp_path):
     page = tmp_path / "x.html"
     for words in (["infill", run, "é{ ____☃\udcff"], ["sample", run, "--prompt", "é{ ☃", "--steps", "8"]):
         assert main([*words, "--html", str(page), "--gif", str(tmp_path / "x.gif"), "--device", "cpu"]) == 0
@@ -85,14 +85,14 @@ def test_a_page_shows_the_given_characters_as_they_are(run, capfdbinary, tmp_pat
         assert first[7 if words[0] == "infill" else 3] == "☃"
 
 
-def test_infill_keeps_the_text(run, capsys):
+def test_infill_keeps_given_text(run, capsys):
     words = ["infill", run, "a ____{3} cat ____.", "--n", "2", "--steps", "5", "--json", "--device", "cpu"]
     assert main(words) == 0
     for text in json.loads(capsys.readouterr().out)["texts"]:
         assert text[:2] + text[5:10] + text[14:] == "a  cat ."
 
 
-def test_a_long_text_is_filled_and_replayed_whole(run, capsys, tmp_path):
+def test_long_text_is_filled_and_replayed_completely(run, capsys, tmp_path):
     page, text = tmp_path / "x.html", "a ____ cat sat on the mat. " * 3 + "____{40}"
     words = ["infill", run, text, "--n", "2", "--steps", "5", "--seed", "1", "--device", "cpu"]
     assert main([*words, "--json"]) == 0
@@ -109,9 +109,9 @@ def test_a_long_text_is_filled_and_replayed_whole(run, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("lines", "status"), [(1002, 2), (100, 0)])
-def test_a_picture_of_too_many_lines_is_refused_before_any_work(run, capsys, tmp_path, monkeypatch, lines, status):
-    """As far as the lines that are given say it: nothing is printed then, and nothing written."""
-    if not status:  # a picture of 1,000 takes seconds
+def test_gif_with_too_many_lines_is_rejected_up_front(run, capsys, tmp_path, monkeypatch, lines, status):
+    """Judged by the lines of the given text; nothing is printed or written."""
+    if not status:  # a picture of 1,000 lines takes seconds
         monkeypatch.setattr(trajectory, "MOST_LINES", lines)
     text, picture = "\n" * (lines - 1) + "____{3}", tmp_path / "x.gif"
     words = ["infill", run, text, "--steps", "2", "--temperature", "0", "--gif", str(picture), "--device", "cpu"]
@@ -126,8 +126,8 @@ def test_a_picture_of_too_many_lines_is_refused_before_any_work(run, capsys, tmp
         assert picture.read_bytes().startswith(b"GIF89a")
 
 
-def test_given_characters_come_out_as_they_were(run, capfdbinary):
-    """Unknown ones too, and bytes that are no UTF-8, which a command line brings as lone surrogates."""
+def test_given_characters_are_preserved(run, capfdbinary):
+    """Including unknown ones and invalid UTF-8, which arrives on the command line as lone surrogates."""
     for words in (
         ["infill", run, "Ünï {☃} \udcff____."],
         ["sample", run, "--prompt", "Ünï {☃} \udcff", "--steps", "8"],
@@ -136,7 +136,7 @@ def test_given_characters_come_out_as_they_were(run, capfdbinary):
         assert capfdbinary.readouterr().out.startswith("Ünï {☃} ".encode() + b"\xff")
 
 
-def test_correct_says_what_it_changed(run, capsys):
+def test_correct_reports_its_changes(run, capsys):
     assert main(["correct", run, "teh cat ü", "--t", "0.6", "--json", "--device", "cpu"]) == 0
     result = json.loads(capsys.readouterr().out)
     text = list(result["original"])
@@ -150,14 +150,14 @@ def test_correct_says_what_it_changed(run, capsys):
     assert len(capsys.readouterr().out.rstrip("\n")) == 7
 
 
-def test_samples_of_a_model_in_the_package_are_not_saved_there(run):
+def test_samples_of_packaged_model_are_not_saved_in_package(run):
     assert samples_of(run) == Path(run) / "samples.jsonl"
     assert samples_of("english") == Path("english-samples.jsonl")
     with pytest.raises(ValueError, match="no run or model at englisch"):
         samples_of("englisch")
 
 
-def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch):
+def test_genppl_saves_samples_and_judges_them_again(run, capsys, tmp_path, monkeypatch):
     class Judge:
         precision = "float32"
 
@@ -214,7 +214,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
         (["genppl", "RUN"], "pip install 'cedd[hub]'"),
     ],
 )
-def test_bad_input_is_one_line(words, message, run, absorb, capsys, monkeypatch):
+def test_invalid_input_gives_one_line_error(words, message, run, absorb, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     named = [{"RUN": run, "ABSORB": absorb}.get(word, word) for word in words]
     assert main(named if "--device" in words else [*named, "--device", "cpu"]) == 2

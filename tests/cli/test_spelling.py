@@ -1,4 +1,4 @@
-"""`cedd spelling`: both protocols from the command line, on models whose beliefs are known."""
+"""`cedd spelling`: both protocols from the command line, on models with known predictions."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from cedd.spelling.options import correction_options
 from cedd.spelling.paper_protocol import PaperProtocol
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks import LanguageModel
-from tests.tasks.models import mending
+from tests.tasks.models import fixer
 
 TEXT = "the cat sat by the bay, a day away. say, can a cat play all day.\n" * 12
 
@@ -27,9 +27,9 @@ def book(tmp_path_factory):
     return str(path)
 
 
-def mender(**correction) -> LanguageModel:
-    """Reads q as a and z as y, and all else as it stands."""
-    setting = mending()
+def known_corrector(**correction) -> LanguageModel:
+    """Reads q as a and z as y, and leaves everything else unchanged."""
+    setting = fixer()
     return LanguageModel(replace(setting.folder, config={"correction": correction}), setting.device)
 
 
@@ -53,7 +53,7 @@ def test_both_protocols_as_json(run, book, capsys):
     assert again | {"seconds": 0} == record | {"seconds": 0}
 
 
-def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
+def test_tables_fit_a_terminal(run, book, capsys, tmp_path):
     plot = tmp_path / "fixed.svg"
     words = ["spelling", run, "--data", book, "--blocks", "8", "--thresholds", "0.5", "0.2", "--steps", "2"]
     assert main([*words, "--plot", str(plot), "--device", "cpu"]) == 0
@@ -68,9 +68,9 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
     assert "</svg>" in plot.read_text()
 
 
-def test_every_way_is_what_correct_does(tmp_path):
-    """With the limit of surprise in the model's folder: changes in passages of improbable z's are undone."""
-    model = mender(max_surprise=3.2)
+def test_every_setting_matches_correct(tmp_path):
+    """With a surprise limit in the model's folder, which reverts changes in passages of improbable z's."""
+    model = known_corrector(max_surprise=3.2)
     (tmp_path / "book.txt").write_text(TEXT.replace("\n", " ") + 150 * "zzz zaz ")
     protocol = UserProtocol(rate=0.4, thresholds=(0.3,), passes=(1, 3), steps=(4,))
     book = read_book(model, str(tmp_path / "book.txt"), 0)
@@ -80,14 +80,14 @@ def test_every_way_is_what_correct_does(tmp_path):
     for (way, threshold), seen in found.items():
         text = model.correct(mistakes.text, **ways[way], threshold=threshold, seed=0)
         assert seen.record() == outcomes(mistakes.original, mistakes.text, text, model.length).record()
-    unlimited = mender().correct(mistakes.text, passes=1, threshold=0.3)
+    unlimited = known_corrector().correct(mistakes.text, passes=1, threshold=0.3)
     fixed = outcomes(mistakes.original, mistakes.text, unlimited, model.length).fixed.count
     assert 0 < found["1 pass", 0.3].fixed.count < fixed
     assert len(found) == 1 + 3
 
 
-def test_ways_share_the_first_reading(monkeypatch):
-    model = mender()
+def test_settings_share_the_first_pass(monkeypatch):
+    model = known_corrector()
     calls: list[int] = []
     network, text = model.folder.model, "the czt sqt by the bzy."
     monkeypatch.setattr(network, "features", lambda x, s, f=network.features: calls.append(len(x)) or f(x, s))
@@ -96,13 +96,13 @@ def test_ways_share_the_first_reading(monkeypatch):
     texts = [str(corrected) for corrected in corrections(model, text, ways)]
     shared = len(calls)
     assert texts == [str(model.correct(text, **asdict(way))) for way in ways]
-    assert len(calls) - shared == shared + len(ways) - 1  # alone, each of the others reads once more
+    assert len(calls) - shared == shared + len(ways) - 1  # alone, each of the others needs one more pass
     assert len(set(texts)) == 3  # q and z are corrected, then only q, then nothing
 
 
 @pytest.mark.slow
-def test_the_bar_moves_on_with_every_reading_and_ends_full():
-    model = mender()
+def test_progress_bar_advances_with_every_pass_and_ends_full():
+    model = known_corrector()
     told = []
     ways = [correction_options(model, given) for given in ({}, {"passes": 1}, {"steps": 4, "t": 0.2})]
     counter = CorrectionProgress(ways, lambda done, planned: told.append((done, planned)))
@@ -115,7 +115,7 @@ def test_the_bar_moves_on_with_every_reading_and_ends_full():
     assert len(told) > 20  # not only at the end of a way
 
 
-def test_transpositions_are_another_protocol(run, book, capsys):
+def test_transpositions_can_be_measured(run, book, capsys):
     words = [
         "spelling",
         run,
@@ -140,9 +140,9 @@ def test_transpositions_are_another_protocol(run, book, capsys):
     assert "transpositions" in capsys.readouterr().out
 
 
-def test_known_beliefs_fix_what_they_should(tmp_path):
-    """Of all letters only q (meant as a) and z (meant as y) are changed: no letter of this text is broken."""
-    model = mender()
+def test_known_predictions_fix_expected_letters(tmp_path):
+    """Only q (for a) and z (for y) are changed, so no letter of this text is broken."""
+    model = known_corrector()
     path = tmp_path / "book.txt"
     path.write_text(20 * TEXT.replace("\n", " é "))
     protocol = UserProtocol(rate=0.1, passes=(1,), thresholds=(0.5, 0.0))
@@ -159,20 +159,20 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     assert restored.masked.total == 0 < restored.shuffled.total
 
 
-def test_only_the_middle_of_a_book(book):
-    model = mender()
+def test_read_book_takes_only_the_middle(book):
+    model = known_corrector()
     part = read_book(model, book, 3)
     assert len(part.text) == 3 * model.length
     assert part.text in TEXT.replace("\n", " ")
     assert not TEXT.startswith(part.text)
-    pieces = mending("absorb", tokenizer=BPETokenizer.train([TEXT], 300))
+    pieces = fixer("absorb", tokenizer=BPETokenizer.train([TEXT], 300))
     part = read_book(pieces, book, 3)
     assert part.blocks.shape == (3, pieces.length)  # of tokens, which are several characters each
     assert len(part.text) > 2 * part.blocks.numel()
     assert part.text in TEXT.replace("\n", " ")
 
 
-def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
+def test_absorb_uses_only_paper_protocol(absorb, book, capsys):
     words = ["spelling", absorb, "--data", book, "--blocks", "8", "--device", "cpu"]
     assert main([*words, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -185,7 +185,7 @@ def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
     assert "only masks" in capsys.readouterr().err
 
 
-def test_a_text_below_one_block_is_measured_as_far_as_it_goes(run, tmp_path, capsys):
+def test_text_shorter_than_a_block_uses_only_user_protocol(run, tmp_path, capsys):
     (tmp_path / "line.txt").write_text("the cat sat by the bay")
     words = ["spelling", run, "--data", str(tmp_path / "line.txt"), "--device", "cpu"]
     assert main([*words, "--rate", "0.2", "--passes", "1", "--json"]) == 0
@@ -197,7 +197,7 @@ def test_a_text_below_one_block_is_measured_as_far_as_it_goes(run, tmp_path, cap
     assert "the text has 22 tokens, fewer than one block of 32" in capsys.readouterr().err
 
 
-def test_a_text_without_letters_is_said(run, tmp_path, capsys):
+def test_text_without_letters_is_reported(run, tmp_path, capsys):
     (tmp_path / "figures.txt").write_text("., ." * 40)
     words = ["spelling", run, "--data", str(tmp_path / "figures.txt"), "--device", "cpu"]
     assert main([*words, "--protocol", "user"]) == 2
@@ -234,7 +234,7 @@ def test_one_block_has_no_interval(run, book, capsys):
         (["--data", "nowhere.txt"], "nowhere.txt"),
     ],
 )
-def test_bad_input_is_one_line(run, book, capsys, more, message):
+def test_invalid_input_gives_one_line_error(run, book, capsys, more, message):
     assert main(["spelling", run, "--data", book, "--device", "cpu", *more]) == 2
     error = capsys.readouterr().err
     assert message in error

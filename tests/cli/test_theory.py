@@ -1,4 +1,4 @@
-"""`cedd theory` passes, says so in JSON, and fails as soon as a formula is broken."""
+"""`cedd theory` passes, reports it in JSON, and fails if a formula is broken."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def test_every_claim_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     check_all, found = command._check_all, []
 
     def once(problem: ToyProblem) -> dict[str, list[Finding]]:
-        """Computed by the first of the two ways to print them."""
+        """Computed once for both output formats."""
         found.extend([] if found else [check_all(problem)])
         return found[0]
 
@@ -47,7 +47,9 @@ def test_every_claim_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "FAILS" not in out
 
 
-def test_every_seed_has_numbers_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_seed_gives_different_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "CLAIMS", {"Proposition 5": CLAIMS["Proposition 5"]})
     code, record = run(capsys, "--seed", str(2**63 - 1))
     assert (code, record["passed"]) == (0, True)
@@ -65,7 +67,7 @@ def assert_broken(*names: str) -> None:
     assert failing(*names) == list(names)
 
 
-def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Kernel, "b", property(lambda self: self.shuffled / (self.vocab_size + 1)))
     broken = {"Proposition 5", "Proposition 7", "ratios of a posterior"}
     tried = {name: claim for name, claim in CLAIMS.items() if name in broken | {"erratum 4"}}
@@ -76,19 +78,19 @@ def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, caps
     assert {row["claim"] for row in record["claims"] if not row["holds"]} == broken
 
 
-def test_a_broken_terminal_term_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_terminal_term_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = TokenProcess.terminal
     monkeypatch.setattr(TokenProcess, "terminal", lambda self: replace(terminal(self), cross_entropy=0.0))
     assert_broken("Theorem 4", "Proposition 6", "J1 = J2", "no bound as printed")
 
 
-def test_a_broken_out_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_out_rate_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TokenProcess.integrated_out_rate
     monkeypatch.setattr(TokenProcess, "integrated_out_rate", lambda self, since=0.0: whole(self, since) + 1e-6)
     assert_broken("Theorem 4", "Proposition 6", "J1 = J2", "the paper's J1 - J2")
 
 
-def test_a_broken_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_loss_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     from cedd.dynamics import reverse
 
     right = reverse.score_entropy
@@ -96,7 +98,7 @@ def test_a_broken_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_broken("Theorem 4")
 
 
-def test_a_broken_denoiser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_denoiser_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     from cedd.parameterization import Denoiser
 
     right = Denoiser.coefficients
@@ -109,7 +111,7 @@ def test_a_broken_denoiser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_broken("ratios of a posterior", "erratum 1")
 
 
-def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eroulette_without_validation_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     from cedd import clocks
 
     monkeypatch.setattr(clocks, "first_negative", lambda rate: None)
@@ -119,13 +121,13 @@ def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyP
     assert '"left": null' in json.dumps(_plain(finding), allow_nan=False)
 
 
-def test_a_broken_corrected_probability_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_corrected_probability_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TokenProcess, "corrected_probability", lambda self: 0.2)
     assert_broken("erratum 8")
 
 
-def test_a_network_better_than_its_bound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learned law that were too good would break the inequalities."""
+def test_learned_law_worse_than_its_bound_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learned law worse than its bound would break the inequalities; a better one would not."""
     problem = ToyProblem(vocab_size=2, length=1)
     monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e6 * problem.data())
     assert failing("Theorem 1", "Theorem 3", "Theorem 4") == []
@@ -133,7 +135,7 @@ def test_a_network_better_than_its_bound_is_found(monkeypatch: pytest.MonkeyPatc
     assert_broken("Theorem 1", "Theorem 3", "Theorem 4")
 
 
-def test_verdicts() -> None:
+def test_finding_verdicts() -> None:
     assert Finding("", 1.0, 2.0, relation="at most").holds
     assert not Finding("", 2.0, 1.0, relation="at most").holds
     assert not Finding("", 1.0, 1.0 + 1e-6, relation="equals").holds
@@ -144,7 +146,7 @@ def test_verdicts() -> None:
 
 
 @pytest.mark.parametrize("words", [["--vocab", "1"], ["--length", "0"], ["--vocab", "40", "--length", "3"]])
-def test_a_space_that_cannot_be_enumerated_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_invalid_state_space_gives_one_line_error(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["theory", *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("cedd: error: the vocabulary size V must be from 2 to 10")

@@ -1,4 +1,4 @@
-"""`cedd train`: what it prints, how it ends, and the one line that bad input gets."""
+"""`cedd train`: output, exit codes, and one-line errors for invalid input."""
 
 import json
 import os
@@ -41,8 +41,8 @@ def words(tmp_path: Path, cache: Path, out: Path) -> Words:
     return ["train", "tiny", "--data", str(corpus), "--out", str(out), "--text.cache", str(cache), *small.split()]
 
 
-def refusal(words: Words, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """The one line that a refused command prints."""
+def error_line(words: Words, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """The one-line error of a command."""
     assert main(words) == code
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -53,7 +53,7 @@ def refusal(words: Words, capsys: pytest.CaptureFixture[str], code: int = 2) -> 
 
 
 @pytest.mark.usefixtures("pictures")
-def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
+def test_train_prints_one_line_of_json(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
     words += ["--log-every", "1", "--json"]
     assert main(words) == 0
     printed = capsys.readouterr()
@@ -63,15 +63,15 @@ def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: 
     assert result["loss"] > 0
     assert f"step 4: finished; model in {out}" in printed.err
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    # Once more there is nothing to do, and what has no value is null, as JSON has it.
+    # A second run has nothing to do; missing values are null in JSON.
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["loss"] is None
-    # For people, the line on stderr is enough.
+    # Without --json, nothing goes to stdout.
     assert main(words[:-1]) == 0
     assert capsys.readouterr().out == ""
 
 
-def test_the_bound_of_scaled_scores_is_a_number(words: Words, capsys: pytest.CaptureFixture[str]):
+def test_bound_of_scaled_scores_is_finite(words: Words, capsys: pytest.CaptureFixture[str]):
     quick = "--evaluation.every 4 --evaluation.sequences 4 --evaluation.draws 2 --evaluation.samples 0"
     assert main([*words, *quick.split(), "--method", "sedds", "--process", "uniform", "--json"]) == 0
     printed = capsys.readouterr()
@@ -90,7 +90,7 @@ def test_settings_reach_the_run(words: Words, out: Path):
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-def test_a_published_name_is_a_method_on_a_process(words: Words, out: Path, alias: str):
+def test_published_name_stands_for_method_and_process(words: Words, out: Path, alias: str):
     assert main([*words, "--method", alias]) == 0
     for file in ("train.json", "config.json"):
         saved = json.loads((out / file).read_text())
@@ -99,7 +99,7 @@ def test_a_published_name_is_a_method_on_a_process(words: Words, out: Path, alia
     assert main([*words, "--method", method, "--process", process, "--resume", "must"]) == 0
 
 
-def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
+def test_presets_are_aligned_in_columns(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     lines = capsys.readouterr().out.splitlines()[-len(PRESETS) :]
@@ -161,35 +161,35 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_bad_settings_get_one_line(
+def test_invalid_settings_give_one_line_error(
     words: Words, out: Path, changes: Words, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     empty = tmp_path / "empty.txt"
     empty.touch()
-    assert message in refusal([*words, *(str(empty) if word == "EMPTY" else word for word in changes)], capsys)
+    assert message in error_line([*words, *(str(empty) if word == "EMPTY" else word for word in changes)], capsys)
     assert not out.exists()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to ...")])
-def test_too_little_memory_gets_one_line(
+def test_out_of_memory_gives_one_line_error(
     words: Words, error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object) -> None:
         raise error
 
     monkeypatch.setattr("cedd.tasks.train.run_training", refuse)
-    assert "out of memory; use a smaller batch" in refusal(words, capsys, code=1)
+    assert "out of memory; use a smaller batch" in error_line(words, capsys, code=1)
 
 
-def test_another_runs_folder_gets_one_line(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
+def test_folder_of_another_run_gives_one_line_error(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
     assert main(words) == 0
     capsys.readouterr()
-    refused = refusal([*words, "--optimizer.rate", "1"], capsys)
+    refused = error_line([*words, "--optimizer.rate", "1"], capsys)
     assert f"{out} holds another run (optimizer.rate is 1.0, not 0.003); add --allow-changes" in refused
-    assert f"{out} already holds a run" in refusal([*words, "--resume", "never"], capsys)
+    assert f"{out} already holds a run" in error_line([*words, "--resume", "never"], capsys)
 
 
-def test_a_loss_that_is_no_number_gets_one_line(
+def test_nan_loss_gives_one_line_error(
     words: Words, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     healthy, calls = LossModule.forward, iter(range(100))
@@ -205,7 +205,7 @@ def test_a_loss_that_is_no_number_gets_one_line(
 
 
 def wait_for_steps(child: BaseProcess, out: Path, meanwhile: Callable[[], object] = lambda: None) -> int:
-    """Until a few steps are logged; the child's number."""
+    """Wait until a few steps are logged; return the child's process id."""
     log, deadline = out / "log.jsonl", time.monotonic() + 60
     while not (log.is_file() and log.read_text().count("\n") > 3):
         assert child.exitcode is None
@@ -221,8 +221,8 @@ LONG = ("--json", "--steps", "100000", "--checkpoint-every", "100000", "--log-ev
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_and_is_the_exit_code(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
-    """The real thing, from outside: 128 and the signal's number, a message, a checkpoint; the same command goes on."""
+def test_signal_saves_and_sets_exit_code(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
+    """With a real signal: exit code 128 plus its number, a message, a checkpoint; the same command resumes."""
     start_server()
     child = command([*words, *LONG], tmp_path / "first")
     os.kill(wait_for_steps(child, out), number)
@@ -236,8 +236,8 @@ def test_a_signal_saves_and_is_the_exit_code(words: Words, out: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_terminal_that_goes_away_costs_nothing(words: Words, out: Path):
-    """Its window is closed: SIGHUP, and every word to the terminal is an error from then on."""
+def test_closed_terminal_saves_and_stops(words: Words, out: Path):
+    """Closing the window sends SIGHUP, and writing to the terminal fails from then on."""
     start_server()
     ours, theirs = os.openpty()
     child = command_on_terminal([*words, *LONG], os.ttyname(theirs))

@@ -1,4 +1,4 @@
-"""Options that have no effect together with others are refused in one line, for every command and mode."""
+"""Options that have no effect together with others are rejected in one line, for every command and mode."""
 
 import pytest
 
@@ -27,7 +27,7 @@ WITHOUT_FRONTIER = (
     "--draw-only",
     "--plot curves.png",
 )
-OF_DRAWING = (
+SAMPLING = (
     "--n 3",
     "--length 8",
     "--seed 3",
@@ -41,10 +41,10 @@ OF_DRAWING = (
 )
 CASES = [
     *((f"genppl RUN/roulette {option}", "no effect without --frontier") for option in WITHOUT_FRONTIER),
-    *((f"genppl --samples RUN/samples.jsonl {option}", "with --samples") for option in (*OF_DRAWING, "--out x.jsonl")),
+    *((f"genppl --samples RUN/samples.jsonl {option}", "with --samples") for option in (*SAMPLING, "--out x.jsonl")),
     *(
         (f"genppl --frontier RUN/curves {option}", "no effect without a MODEL")
-        for option in (*OF_DRAWING[:3], "--top-ps 1 0.5")
+        for option in (*SAMPLING[:3], "--top-ps 1 0.5")
     ),
     ("genppl RUN/roulette --frontier RUN/curves --draw-only --plot x.png", "--plot has no effect with --draw-only"),
     ("genppl RUN/roulette --frontier RUN/curves --draw-only --entropy 3", "--entropy has no effect with --draw-only"),
@@ -113,7 +113,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("words", "message"), CASES, ids=[words.replace("RUN/", "") for words, _ in CASES])
-def test_an_option_without_effect_is_refused(words, message, place, capsys):
+def test_options_without_effect_are_rejected(words, message, place, capsys):
     before = sorted(file.name for file in place.rglob("*"))
     given = [word.replace("RUN", str(place)) for word in words.split()]
     cpu = [] if words.startswith("train") else ["--device", "cpu"]
@@ -125,8 +125,8 @@ def test_an_option_without_effect_is_refused(words, message, place, capsys):
     assert sorted(file.name for file in place.rglob("*")) == before
 
 
-def test_a_preset_may_have_settings_that_are_not_used(place, capsys):
-    """Only what the command line changes is refused: a preset's rate for Muon stays when AdamW is chosen."""
+def test_preset_may_contain_unused_settings(place, capsys):
+    """Only changes on the command line are rejected: a preset's rate for Muon stays when AdamW is chosen."""
     words = ["train", "small-fast", "--out", str(place / "run"), "--data", str(place / "none.txt")]
     assert main([*words, "--optimizer.matrices", "adamw"]) == 2
     assert "none.txt" in capsys.readouterr().err

@@ -19,12 +19,12 @@ WORDS = ["".join(letters) for count in range(5) for letters in itertools.product
 
 @given(st.integers(0, 0x10FFFF), st.integers(0, 0x10FFFF))
 @settings(max_examples=60, deadline=None)
-def test_utf8_ranges_cover_exactly_the_code_points(one, two):
+def test_utf8_ranges_cover_exactly_given_code_points(one, two):
     first, last = min(one, two), max(one, two)
-    parts = characters([(first, last)]).ranges  # without surrogates, which UTF-8 cannot write
+    parts = characters([(first, last)]).ranges  # without surrogates, which UTF-8 cannot encode
     ranges = [each for part in parts for each in utf8_ranges(*part)]
     counted = sum(math.prod(high - low + 1 for low, high in each) for each in ranges)
-    assert counted == sum(high - low + 1 for low, high in parts)  # none is written twice, since those below are found
+    assert counted == sum(high - low + 1 for low, high in parts)  # none is covered twice, since those below are found
     for code in {first, last, (first + last) // 2, min(last, first + 63), max(first, last - 64)}:
         if not 0xD800 <= code <= 0xDFFF:
             content = chr(code).encode()
@@ -47,32 +47,32 @@ def test_sizes_are_minimal():
     assert len(regex("a{3}").automaton) == 5
     assert len(regex("(a|b)*a(a|b){3}").automaton) == 17
     assert len(choice(["car", "bar", "cat", "bat"]).automaton) == 5
-    assert len(regex("(?s).*").automaton) == 9  # one, and after each first byte of two, three or four, by its range
+    assert len(regex("(?s).*").automaton) == 9  # one, and after each first byte of 2, 3 or 4, by its range
 
 
 @given(
     st.sampled_from(["a*b*", "(ab|c)*", ".*c", "[^a]{1,3}", "(a|bc)+"]), st.sampled_from(["a+", ".{2,3}", "(b|c).*"])
 )
 @settings(deadline=None)
-def test_intersection(one, other):
+def test_intersection_matches_texts_of_both(one, other):
     both = regex(one).automaton.intersect(regex(other).automaton)
     for word in WORDS:
         assert both.matches(word.encode()) == bool(re.fullmatch(one, word) and re.fullmatch(other, word))
 
 
-def test_empty_intersection_is_refused_when_it_is_compiled():
+def test_empty_intersection_is_rejected_at_compilation():
     with pytest.raises(ValueError, match=r"no text satisfies the constraint intersect\(regex\('a'\), regex\('b'\)\)"):
         _ = intersect(regex("a"), regex("b")).automaton
 
 
-def test_texts_after_a_prefix():
+def test_automaton_after_prefix():
     automaton = regex("(a|é)*b").automaton.after(b" x")
     for text, inside in ((" xb", True), (" xaéb", True), ("b", False), (" b", False), (" x", False), ("x xb", False)):
         assert automaton.matches(text.encode()) == inside
     assert regex("a").automaton.after(b"").fingerprint == regex("a").automaton.fingerprint
 
 
-def test_lengths_are_in_characters():
+def test_lengths_count_characters():
     language = length(1, 2)
     for text, inside in (("", False), ("é", True), ("😀日", True), ("abc", False), ("\n", True)):
         assert language.matches(text) == inside
@@ -81,12 +81,12 @@ def test_lengths_are_in_characters():
 
 
 @pytest.mark.parametrize("bounds", [(3, 1), (-1, 2), (2.5,), (1, 2.5)])
-def test_lengths_are_ordered_integers(bounds):
+def test_lengths_must_be_ordered_integers(bounds):
     with pytest.raises(ValueError, match="a length needs integers 0 <= least <= most"):
         length(*bounds)
 
 
-def test_choices():
+def test_choice_matches_its_texts():
     language = choice(["yes", "no", "ne rien", ""])
     assert [text for text in ("yes", "no", "ne rien", "", "ye", "noo") if language.matches(text)] == [
         *("yes", "no", "ne rien", "")
@@ -100,12 +100,12 @@ def test_choices():
 
 
 @pytest.mark.parametrize(("least", "most"), [(-1, 2), (3, 2)])
-def test_lengths_are_checked(least, most):
+def test_invalid_lengths_are_rejected(least, most):
     with pytest.raises(ValueError, match="0 <= least <= most"):
         length(least, most)
 
 
-def test_only_languages_are_intersected():
+def test_intersect_rejects_non_languages():
     with pytest.raises(ValueError, match="intersect takes languages"):
         intersect("a")  # type: ignore[arg-type]
 
@@ -128,7 +128,7 @@ def classes_by_rows(table, accepting):
     st.integers(0, 999),
 )
 @settings(max_examples=200, deadline=None)
-def test_equivalent_states_are_those_of_a_refinement_by_rows(states, columns, reach, share, seed):
+def test_equivalent_states_match_refinement_by_rows(states, columns, reach, share, seed):
     rng = np.random.default_rng(seed)
     table = np.minimum(rng.integers(0, reach, (states, columns)) + seed % 2 * np.arange(states)[:, None], states - 1)
     accepting = rng.random(states) < share
@@ -165,7 +165,7 @@ def test_long_texts_are_compiled_in_seconds(language, states):
         pytest.param(".{9000}", "more than 20,000 states", marks=pytest.mark.slow),
     ],
 )
-def test_patterns_that_are_too_large_are_refused_at_once(pattern, message):
+def test_oversized_patterns_are_rejected_quickly(pattern, message):
     start = time.process_time()
     with pytest.raises(ValueError, match=message):
         _ = regex(pattern).automaton
@@ -183,5 +183,5 @@ def test_patterns_that_are_too_large_are_refused_at_once(pattern, message):
         (regex("[^\\s\\S]|a{2}"), 2),
     ],
 )
-def test_shortest_texts(language, least):
+def test_length_of_shortest_text(language, least):
     assert least_bytes(language.expression) == least

@@ -1,4 +1,4 @@
-"""JSON schemas: what the language holds is JSON that is valid, by a validator that shares no code."""
+"""JSON schemas: texts of the language are valid JSON according to an independent validator."""
 
 import json
 import math
@@ -70,7 +70,7 @@ SCHEMAS = {
 
 
 class Walker:
-    """Texts of a language: bytes at random, then the nearest way to an end."""
+    """Random texts of a language: random bytes, then the shortest way to an end."""
 
     def __init__(self, automaton: ByteAutomaton) -> None:
         self.accepting = automaton.accepting.tolist()
@@ -97,7 +97,7 @@ class Walker:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_text_is_valid(name):
+def test_generated_texts_are_valid(name):
     schema, rng = SCHEMAS[name], random.Random(0)
     walker = Walker(json_schema(schema).automaton)
     texts = {walker.text(rng) for _ in range(150)}
@@ -136,7 +136,7 @@ def test_every_text_is_valid(name):
     ],
 )
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
-def test_python_writes_what_is_in_the_language(name, inside, outside, separators):
+def test_json_dumps_output_is_accepted_if_valid(name, inside, outside, separators):
     language = json_schema(SCHEMAS[name])
     written = [json.dumps(value, ensure_ascii=False, separators=separators) for value in inside]
     assert [text for text in written if not language.matches(text)] == []
@@ -144,14 +144,14 @@ def test_python_writes_what_is_in_the_language(name, inside, outside, separators
     assert not any(language.matches(" " + text) or language.matches(text + "\n") for text in written)
 
 
-def test_other_white_space():
+def test_whitespace_option():
     language = json_schema(PERSON, whitespace="")
     assert language.matches('{"name":"a","age":1}')
     assert not language.matches('{"name": "a", "age": 1}')
     assert json_schema(PERSON, whitespace=r"[ \n]*").matches('{"name":\n  "a",   "age":1}')
 
 
-def test_depth_of_recursion():
+def test_recursion_depth_option():
     nested = {"value": 1, "next": {"value": 1, "next": {"value": 1, "next": {"value": 1}}}}
     assert not json_schema(TREE, depth=2).matches(json.dumps(nested))
     assert json_schema(TREE, depth=3).matches(json.dumps(nested))
@@ -163,7 +163,7 @@ def test_depth_of_recursion():
 
 @given(st.integers(-300, 300) | st.none(), st.integers(-300, 300) | st.none())
 @settings(max_examples=60, deadline=None)
-def test_whole_numbers(low, high):
+def test_integer_bounds(low, high):
     automaton = compile_expression(integers(low, high))
     for number in range(-1200, 1200):
         expected = (low is None or number >= low) and (high is None or number <= high)
@@ -186,7 +186,7 @@ BOUNDS = st.none() | st.builds(
 
 @given(BOUNDS, BOUNDS)
 @settings(max_examples=60, deadline=None)
-def test_decimals(low, high):
+def test_decimal_bounds(low, high):
     automaton = compile_expression(decimals(low, high))
     for text in DECIMALS:
         if text.endswith("."):
@@ -201,7 +201,7 @@ def test_decimals(low, high):
             assert automaton.matches(text.encode()) == (above and below), text
 
 
-def test_dates_are_real():
+def test_dates_must_exist():
     automaton = json_schema({"type": "string", "format": "date"}).automaton
     for year, leap in ((2023, False), (2024, True), (1900, False), (2000, True), (1, False), (4, True)):
         assert automaton.matches(f'"{year:04}-02-29"'.encode()) == leap
@@ -223,7 +223,7 @@ def test_dates_are_real():
         ("email", ["a@b.de", "a.b+c@d-e.org"], ["a@b", "@b.de", ".a@b.de"]),
     ],
 )
-def test_formats(name, inside, outside):
+def test_string_formats(name, inside, outside):
     assert name in FORMATS
     language = json_schema({"type": "string", "format": name})
     assert [text for text in inside if not language.matches(f'"{text}"')] == []
@@ -280,13 +280,13 @@ def test_formats(name, inside, outside):
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "x"}}}, r"at \$defs\.n\.type: must be one of"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(schema, message):
+def test_unsupported_keywords_are_rejected_by_name(schema, message):
     with pytest.raises(ValueError, match=message) as caught:
         json_schema(schema)
     assert "\n" not in str(caught.value)
 
 
-def test_schemas_are_given_as_text_too():
+def test_schema_as_text_and_invalid_options():
     assert json_schema(json.dumps(PERSON)).automaton.fingerprint == json_schema(PERSON).automaton.fingerprint
     for depth in (-1, 1.5, "2", True):
         with pytest.raises(ValueError, match="depth of a JSON schema must be an integer, at least 0"):
@@ -322,8 +322,8 @@ def tree(levels):
         ({"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2000)}}, "more than 1,000 parts"),
     ],
 )
-def test_schemas_that_are_too_large_are_refused_at_once(schema, message):
-    """In seconds of CPU time: these expand to 1e4 to 1e18 parts."""
+def test_oversized_schemas_are_rejected_quickly(schema, message):
+    """Within seconds of CPU time, although they expand to 1e4 to 1e18 parts."""
     start = time.process_time()
     with pytest.raises(ValueError, match=message) as caught:
         _ = json_schema(schema).automaton

@@ -1,4 +1,4 @@
-"""The product law given a language, by enumeration: partition function, marginals and draws, to 1e-12."""
+"""The product distribution restricted to a language, against enumeration: partition function, marginals and draws."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from cedd.constraints import TokenAutomaton, TokenLanguage
 from cedd.constraints.product_law import LogLaw, ScaledLaw, product_law
 from cedd.constraints.token_automaton import Transitions
 from cedd.samplers.choice import inverse_cdf
-from tests.interpreted import compiled_for_a_chip, run_interpreted
+from tests.interpreted import compile_for_hopper, run_interpreted
 
 LAWS = {"scaled": ScaledLaw, "logarithms": LogLaw}
 
@@ -54,7 +54,7 @@ def log_weights(language: TokenLanguage, log_probs: torch.Tensor, **how: bool) -
 
 
 @pytest.mark.parametrize("kind", LAWS)
-def test_partition_function_and_marginals(kind):
+def test_partition_function_and_marginals_match_enumeration(kind):
     seen = 0
     for automaton, log_probs in cases():
         language = TokenLanguage(automaton)
@@ -76,10 +76,10 @@ def test_partition_function_and_marginals(kind):
     assert seen > 40
 
 
-def test_draws_partition_the_unit_cube_by_the_law():
-    """The tokens of a grid of uniform numbers: the share of the cube that gives a sequence is its probability.
+def test_first_draws_partition_unit_interval_by_probability():
+    """Draws for a grid of uniform numbers: the share of the cube that gives a sequence is its probability.
 
-    The first position's number alone decides its token, so its share is exact up to the grid.
+    The first position's number alone determines its token, so its share is exact up to the grid.
     """
     seen = 0
     for automaton, log_probs in cases(20):
@@ -108,7 +108,7 @@ def test_draws_partition_the_unit_cube_by_the_law():
 
 
 @pytest.mark.parametrize("which", ["all", "some"])
-def test_joint_draws_have_the_law(which):
+def test_joint_draws_follow_distribution(which):
     """Pearson's statistic over the classes of the positions that are drawn, false alarm 1e-4 per case."""
     from scipy.stats import chi2
 
@@ -158,8 +158,8 @@ def test_known_tokens_are_certain():
 
 
 @pytest.mark.parametrize("kind", LAWS)
-def test_the_law_after_tokens_that_are_fixed_one_after_another(kind):
-    """The marginals at each position are those of a law of which the tokens before it are known."""
+def test_law_after_fixing_tokens_one_by_one(kind):
+    """The marginals at each position are those of a law whose earlier tokens are known."""
     rng, seen = np.random.default_rng(3), 0
     for automaton, log_probs in cases(20):
         language = TokenLanguage(automaton)
@@ -180,7 +180,7 @@ def test_the_law_after_tokens_that_are_fixed_one_after_another(kind):
     assert seen > 20
 
 
-def test_both_laws_draw_the_same_by_the_same_numbers():
+def test_both_laws_give_same_draws_for_same_random_numbers():
     for automaton, log_probs in cases(20):
         language = TokenLanguage(automaton)
         weights = log_weights(language, log_probs)
@@ -195,7 +195,7 @@ def test_both_laws_draw_the_same_by_the_same_numbers():
                 torch.testing.assert_close(one[chosen], other[chosen], rtol=0, atol=1e-9)
 
 
-def test_greedy_is_the_likeliest_sequence():
+def test_greedy_draw_is_most_likely_sequence():
     seen = 0
     for automaton, log_probs in cases(30):
         weights = enumerated(automaton, log_probs[0])
@@ -218,9 +218,9 @@ def automaton_of(transitions: list[tuple[int, int, int]], accepting: list[bool],
     )
 
 
-def test_numbers_that_float64_cannot_hold():
-    """Token 0 or 1 for ever, chosen by the first: each position costs 0's texts 4 nats, and those of 1 as much less
-    at the first position alone, so that one is 1e-600 of the other in the middle, and equal in the end."""
+def test_weights_beyond_float64_range():
+    """The first token, 0 or 1, is repeated. Every later position costs texts of 0 four nats; texts of 1 pay it all at
+    the first position. So one has 1e-600 of the other's weight in the middle, and a similar weight at the end."""
     length, cost = 400, 4.0
     automaton = automaton_of([(0, 0, 1), (0, 1, 2), (1, 0, 1), (2, 1, 2)], [False, True, True], 2)
     language = TokenLanguage(automaton)
@@ -237,7 +237,7 @@ def test_numbers_that_float64_cannot_hold():
     assert classes.unique().tolist() == [0]
 
 
-def test_class_weights_reach_far_below_the_largest():
+def test_class_weights_far_below_largest_are_exact():
     automaton = automaton_of([(0, 1, 0)], [True], 3)
     merged = TokenAutomaton(np.array([0, 1, 1], dtype=np.int32), automaton.transitions, automaton.accepting)
     both = TokenAutomaton(
@@ -254,8 +254,8 @@ def test_class_weights_reach_far_below_the_largest():
     assert TokenLanguage(both).class_log_weights(log_probs)[:, 0].tolist() == [0.0, -math.inf, 0.0]
 
 
-def test_numpy_and_torch_inputs_of_any_precision_and_sequences_alone():
-    """A sequence's law does not depend on the others, to the last bit."""
+def test_law_of_sequence_does_not_depend_on_batch():
+    """It is bitwise equal to that of the sequence alone; the result is float64 for float32 inputs."""
     rng = np.random.default_rng(0)
     automaton = random_automaton(rng, 4, 4)
     language = TokenLanguage(automaton)
@@ -267,7 +267,7 @@ def test_numpy_and_torch_inputs_of_any_precision_and_sequences_alone():
 
 
 def check_kernels(device: str) -> None:
-    """The kernels give what the operations of torch do, which the tests above compare with enumeration."""
+    """The kernels match the PyTorch operations, which the tests above compare with enumeration."""
     generator = torch.Generator().manual_seed(7)
     with pytest.MonkeyPatch.context() as patch:
         for number, (automaton, log_probs) in enumerate(kernel_cases()):
@@ -285,7 +285,7 @@ def check_kernels(device: str) -> None:
 
 
 def kernel_cases():
-    """Those of the tests; one of many tokens per class; one of more states and classes than a tile has."""
+    """The cases of the tests, some with many tokens per class, and one with more states and classes than a tile."""
     yield from ((automaton, log_probs.float().double()) for automaton, log_probs in cases(8))
     rng = np.random.default_rng(2)
     few = automaton_of([(0, 0, 0), (0, 2, 1), (1, 1, 0)], [True, False], 3)
@@ -326,18 +326,18 @@ def picked(language: TokenLanguage, logits: torch.Tensor, u: torch.Tensor, greed
     return inside.argmax(-1) if greedy else inverse_cdf(inside, u, log=True)
 
 
-def test_kernels_interpreted():
+def test_interpreted_kernels_match_torch():
     run_interpreted("from tests.constraints.test_product_law import check_kernels; check_kernels('cpu')")
 
 
 @pytest.mark.gpu
-def test_kernels_on_the_device():
+def test_kernels_match_torch_on_gpu():
     check_kernels("cuda")
 
 
 @pytest.mark.parametrize("name", ["row_sums", "backward", "forward", "choose", "follow", "draw", "pick"])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_kernels_compile_for_a_chip(name: str, greedy: bool):
+def test_kernels_compile_for_hopper(name: str, greedy: bool):
     pytest.importorskip("triton")
     from cedd.constraints import product_law_triton as kernels
 
@@ -354,4 +354,4 @@ def test_kernels_compile_for_a_chip(name: str, greedy: bool):
     types |= dict.fromkeys(small, "*i32")
     sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64}
     constants = {"GREEDY": greedy, **sizes}
-    assert compiled_for_a_chip(getattr(kernels, f"_{name}_kernel"), types, constants, kernels.WARPS)
+    assert compile_for_hopper(getattr(kernels, f"_{name}_kernel"), types, constants, kernels.WARPS)

@@ -31,7 +31,7 @@ PATTERNS = st.recursive(
 
 
 def accepted(automaton: ByteAutomaton, choices: list[int], most: int = 12) -> bytes | None:
-    """A text of the language: a walk by these choices, which stops where it may after they are used up."""
+    """A text of the language: a walk by these choices, which stops at an accepting state once they are used up."""
     state, text, left = START, b"", list(choices)
     while len(text) < most:
         if automaton.accepting[state] and not left:
@@ -46,7 +46,7 @@ def accepted(automaton: ByteAutomaton, choices: list[int], most: int = 12) -> by
 
 @given(PATTERNS, st.lists(st.text(LETTERS, max_size=5), max_size=12), st.lists(st.integers(0, 255), max_size=8))
 @settings(max_examples=150, deadline=None)
-def test_matches_what_python_matches(pattern, texts, choices):
+def test_matches_like_python_re(pattern, texts, choices):
     language, expected = regex(pattern), re.compile(pattern, re.ASCII)
     for text in texts:
         assert language.matches(text) == bool(expected.fullmatch(text)), (pattern, text)
@@ -71,7 +71,7 @@ def test_matches_what_python_matches(pattern, texts, choices):
         ("a{0}", [""], ["a"]),
     ],
 )
-def test_examples(pattern, inside, outside):
+def test_regex_examples(pattern, inside, outside):
     language = regex(pattern)
     assert [text for text in inside if not language.matches(text)] == []
     assert [text for text in outside if language.matches(text)] == []
@@ -102,13 +102,13 @@ def test_examples(pattern, inside, outside):
         (3, "must be a string"),
     ],
 )
-def test_refused_with_one_line(pattern, message):
+def test_unsupported_patterns_give_one_line_errors(pattern, message):
     with pytest.raises(ValueError, match=message) as caught:
         regex(pattern)
     assert "\n" not in str(caught.value)
 
 
-def test_expressions_that_are_too_large(monkeypatch):
+def test_oversized_expressions_are_rejected(monkeypatch):
     monkeypatch.setattr(byte_automaton, "MOST_STATES", 500)
     monkeypatch.setattr(byte_automaton, "MOST_NODES", 5000)
     with pytest.raises(ValueError, match="states; use smaller counts"):
@@ -117,6 +117,6 @@ def test_expressions_that_are_too_large(monkeypatch):
         _ = regex("((a{100}){100}){100}").automaton
 
 
-def test_empty_language():
+def test_empty_language_is_rejected():
     with pytest.raises(ValueError, match=r"no text satisfies the constraint regex\('\[\^"):
         _ = regex(r"[^\s\S]a").automaton

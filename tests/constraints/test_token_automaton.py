@@ -1,4 +1,4 @@
-"""Automata over tokens: the tokens that they match are those whose text the language matches."""
+"""Automata over tokens: they match the token sequences whose text is in the language."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def bpe() -> BPETokenizer:
 
 
 def llama() -> JSONTokenizer:
-    """Pieces with ▁ for spaces, and single bytes by their names; the first space of a text is not written."""
+    """Pieces with ▁ for spaces, and named byte tokens; the first space of a text is not written."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "<0xC3>", "<0xA9>", "▁", "a", "b", "▁a", "▁b", "ab", "é", "1", "12"]
@@ -90,7 +90,7 @@ def few_tokens(tokenizer: Tokenizer) -> list[int]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "padded-bert" else ()) for name in TOKENIZERS]
 )
-def test_matches_the_sequences_whose_text_matches(name):
+def test_matches_exactly_token_sequences_whose_text_matches(name):
     tokenizer = TOKENIZERS[name]()
     tokens, ends = few_tokens(tokenizer), set(tokenizer.texts.ends)
     special = {i for i, content in enumerate(tokenizer.texts.contents) if content is None}
@@ -113,7 +113,7 @@ def test_matches_the_sequences_whose_text_matches(name):
             assert ending.matches(ids) == expected, (pattern, ids)
 
 
-def test_byte_tokens():
+def test_byte_tokens_match_encoded_texts():
     texts = ByteTokenizer().texts
     language = regex("[aé]{1,2}")
     automaton = compile_tokens(language.automaton, texts, may_end=True)
@@ -125,7 +125,7 @@ def test_byte_tokens():
         assert automaton.matches(list(content)) == expected, content
 
 
-def test_byte_level_bpe_may_write_a_text_in_every_way():
+def test_byte_level_bpe_allows_every_tokenization():
     tokenizer = bpe()
     ids = {content: token for token, content in enumerate(tokenizer.token_bytes)}
     assert b"ab" in ids
@@ -142,7 +142,7 @@ def test_byte_level_bpe_may_write_a_text_in_every_way():
     assert end in never_written(tokenizer)  # as text; after the text's end it may be written
 
 
-def test_tokens_with_equal_transitions_are_one_class():
+def test_tokens_with_equal_transitions_share_class():
     tokenizer = CharTokenizer("abcdefgh.")
     automaton = compile_tokens(regex(r"[a-g]{0,5}\.").automaton, tokenizer.texts, may_end=False)
     assert automaton.num_classes == 3  # letters, h and the point
@@ -151,7 +151,7 @@ def test_tokens_with_equal_transitions_are_one_class():
     assert len(automaton.transitions.source) == 5 + 6
 
 
-def test_only_what_leads_to_acceptance_is_kept():
+def test_only_states_that_lead_to_acceptance_are_kept():
     """The tokenizer cannot write the last letter of one choice."""
     tokenizer = CharTokenizer("abc")
     automaton = compile_tokens(choice(["abcd", "ab"]).automaton, tokenizer.texts, may_end=False)
@@ -162,7 +162,7 @@ def test_only_what_leads_to_acceptance_is_kept():
     assert not nothing.matches([])
 
 
-def test_lengths():
+def test_possible_lengths_in_tokens():
     tokenizer = CharTokenizer("ab")
     assert compile_tokens(regex("(aab)*b?").automaton, tokenizer.texts, may_end=False).lengths(7) == [0, 1, 3, 4, 6, 7]
     padded = PaddedTokenizer(tokenizer)
@@ -173,11 +173,11 @@ def test_lengths():
 @pytest.mark.parametrize(
     ("pattern", "infinite"), [("a*", True), ("(ab|b){0,5}", False), ("a|ab+", True), ("", False), ("c+", False)]
 )
-def test_languages_without_a_longest_text(pattern, infinite):
+def test_is_infinite_for_languages_without_longest_text(pattern, infinite):
     assert compile_tokens(regex(pattern).automaton, CharTokenizer("ab").texts, may_end=False).is_infinite == infinite
 
 
-def test_many_pairs_are_followed_in_parts(monkeypatch):
+def test_compilation_in_parts_gives_same_automaton(monkeypatch):
     texts, language = bpe().texts, regex("(?s).{0,40}").automaton
     whole = compile_tokens(language, texts, may_end=True)
     monkeypatch.setattr("cedd.constraints.token_automaton.PAIRS_AT_ONCE", 100)
@@ -211,13 +211,13 @@ def grouped(classes: np.ndarray) -> list[list[int]]:
     return [np.flatnonzero(classes == label).tolist() for label in np.unique(classes)]
 
 
-def test_too_many_transitions_are_refused(monkeypatch):
+def test_too_many_transitions_are_rejected(monkeypatch):
     monkeypatch.setattr("cedd.constraints.token_automaton.MOST_TRANSITIONS", 100)
     with pytest.raises(ValueError, match="more than 100 transitions between tokens; shorten its counts"):
         compile_tokens(regex("[ab]{0,200}").automaton, CharTokenizer("ab").texts, may_end=False)
 
 
-def test_fingerprints_of_what_tokens_write():
+def test_token_texts_have_distinct_fingerprints():
     texts = [
         TokenTexts([b"a", b"b"]),
         TokenTexts([b"ab", b""]),

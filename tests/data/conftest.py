@@ -1,4 +1,4 @@
-"""Tests of the data neither use the user's files nor, unless there is a folder of development data, GPT-2's."""
+"""Data tests never use the user's files; GPT-2's are used only if there is a folder of development data."""
 
 from pathlib import Path
 
@@ -16,6 +16,6 @@ def gpt2(shared_data: Path) -> GPT2Tokenizer:
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the user's cache, or finds data where the user keeps it."""
+    """Tests neither read nor write the user's cache, nor find the user's data."""
     monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CEDD_DATA", raising=False)

@@ -19,18 +19,18 @@ def numbered_blocks(blocks: int, length: int = 2) -> PackedDataset:
 
 
 @given(size=st.integers(1, 500), key=st.integers(0, 2**64 - 1))
-def test_a_permutation_is_one(size: int, key: int) -> None:
+def test_permute_is_a_permutation(size: int, key: int) -> None:
     assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
 @given(size=st.integers(1, 500), key=st.integers(0, 2**64 - 1), data=st.data())
-def test_a_permutation_is_evaluated_index_by_index(size: int, key: int, data: st.DataObject) -> None:
+def test_permute_of_some_indices_matches_full_permutation(size: int, key: int, data: st.DataObject) -> None:
     whole = permute(np.arange(size), size, key)
     some = data.draw(st.lists(st.integers(0, size - 1), max_size=10))
     assert permute(np.array(some, dtype=np.int64), size, key).tolist() == whole[some].tolist()
 
 
-def test_permutations_are_spread_evenly() -> None:
+def test_permutations_are_uniform() -> None:
     """Each of the 24 orders of 4 elements equally often over 1,200 keys, each image of an index in 0..99 too:
     chi-squared tests, false alarm 1e-4 each; the keys are fixed, so this either always passes or never."""
     orders = Counter(tuple(permute(np.arange(4), 4, derive_key(1, k)).tolist()) for k in range(1200))
@@ -43,13 +43,13 @@ def test_permutations_are_spread_evenly() -> None:
     assert stats.chisquare(np.bincount(draws, minlength=25)).pvalue > 1e-4
 
 
-def test_the_order_is_the_same_on_every_machine() -> None:
+def test_order_is_pinned_across_machines() -> None:
     """Pinned values: a change here would silently change every resumed run."""
     assert permute(np.arange(10), 10, derive_key(0, 0)).tolist() == [9, 6, 7, 2, 0, 5, 1, 8, 3, 4]
     assert derive_key(1, 2) != derive_key(2, 1)
 
 
-def test_a_permutation_refuses_what_is_outside() -> None:
+def test_permute_rejects_out_of_range_input() -> None:
     with pytest.raises(ValueError, match=r"outside 0\.\.3"):
         permute(np.array([4]), 4, 0)
     with pytest.raises(ValueError, match="at least one"):
@@ -79,8 +79,8 @@ def numbered_tokens(blocks: int, length: int) -> PackedDataset:
 
 @settings(max_examples=50)
 @given(blocks=st.integers(2, 20), length=st.integers(1, 9), seed=st.integers(0, 1000))
-def test_cut_anew_every_epoch_still_has_each_token_once(blocks: int, length: int, seed: int) -> None:
-    """All tokens in runs of L, which begin at one distance from multiples of L, in the first epoch at 0."""
+def test_recut_epochs_have_each_token_once(blocks: int, length: int, seed: int) -> None:
+    """All tokens, in runs of L that start at a common offset from multiples of L; it is 0 in the first epoch."""
     sampler = BatchSampler(numbered_tokens(blocks, length), blocks, seed=seed, cut_anew=True)
     for epoch in range(4):
         rows = next(sampler)
@@ -91,20 +91,20 @@ def test_cut_anew_every_epoch_still_has_each_token_once(blocks: int, length: int
         assert epoch > 0 or first == {0}
 
 
-def test_cut_anew_blocks_begin_anywhere() -> None:
-    """Where 2,000 epochs begin: a chi-squared test of 8 places, false alarm 1e-4; the seed is fixed."""
+def test_recut_offsets_are_uniform() -> None:
+    """The offsets of 2,000 epochs: a chi-squared test with 8 cells, false-alarm rate 1e-4; the seed is fixed."""
     sampler = BatchSampler(numbered_tokens(1, 8), 1, seed=2, cut_anew=True)
     begun = [int(sampler.global_starts(epoch)[0]) for epoch in range(1, 2001)]
     assert stats.chisquare(np.bincount(begun, minlength=8)).pvalue > 1e-4
 
 
-def test_the_first_epoch_does_not_depend_on_the_cut() -> None:
+def test_first_epoch_does_not_depend_on_recutting() -> None:
     data = numbered_tokens(12, 4)
     for step in range(3):
         assert torch.equal(*(BatchSampler(data, 4, cut_anew=anew).batch(step) for anew in (False, True)))
 
 
-def test_a_part_is_cut_anew_within_itself() -> None:
+def test_recutting_a_split_stays_within_it() -> None:
     training, _ = numbered_tokens(10, 4).split_tail(0.3)
     sampler = BatchSampler(training, 7, cut_anew=True)
     assert {int(token) for _ in range(5) for token in next(sampler).flatten()} == set(range(28))
@@ -112,7 +112,7 @@ def test_a_part_is_cut_anew_within_itself() -> None:
 
 @given(position=st.integers(0, 50), batch=st.integers(1, 9), anew=st.booleans())
 @settings(max_examples=30)
-def test_the_position_is_the_whole_state(position: int, batch: int, anew: bool) -> None:
+def test_position_is_the_complete_state(position: int, batch: int, anew: bool) -> None:
     data = numbered_tokens(23, 3)
     running = BatchSampler(data, batch, seed=3, cut_anew=anew)
     for _ in range(position):
@@ -124,7 +124,7 @@ def test_the_position_is_the_whole_state(position: int, batch: int, anew: bool) 
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
-def test_the_global_batch_does_not_depend_on_the_ranks(world_size: int) -> None:
+def test_global_batch_does_not_depend_on_ranks(world_size: int) -> None:
     data = numbered_blocks(31)
     alone = BatchSampler(data, 12, seed=5)
     ranks = [BatchSampler(data, 12, seed=5, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -132,7 +132,7 @@ def test_the_global_batch_does_not_depend_on_the_ranks(world_size: int) -> None:
         assert torch.equal(torch.cat([next(rank) for rank in ranks]), next(alone))
 
 
-def test_bad_shares_are_refused() -> None:
+def test_invalid_batch_sizes_and_ranks_are_rejected() -> None:
     data = numbered_blocks(5)
     with pytest.raises(ValueError, match="use a multiple of 3"):
         BatchSampler(data, 4, world_size=3)
@@ -144,7 +144,7 @@ def test_bad_shares_are_refused() -> None:
         BatchSampler(numbered_blocks(0), 4)
 
 
-def test_prefetching_changes_nothing_but_the_waiting() -> None:
+def test_prefetching_does_not_change_batches() -> None:
     data = numbered_blocks(17)
     plain = BatchSampler(data, 4, seed=1, position=3)
     with Prefetcher(BatchSampler(data, 4, seed=1, position=3), depth=3) as ahead:
@@ -158,7 +158,7 @@ def test_prefetching_changes_nothing_but_the_waiting() -> None:
         Prefetcher(plain, depth=0)
 
 
-def test_an_error_while_prefetching_reaches_the_caller() -> None:
+def test_prefetching_error_reaches_the_caller() -> None:
     class Broken(BatchSampler):
         def batch(self, step: int) -> torch.Tensor:
             if step == 1:
@@ -173,7 +173,7 @@ def test_an_error_while_prefetching_reaches_the_caller() -> None:
 
 
 @pytest.mark.gpu
-def test_prefetched_batches_arrive_on_the_gpu() -> None:
+def test_prefetched_batches_are_on_the_gpu() -> None:
     data = numbered_blocks(1000, length=64)
     plain = BatchSampler(data, 32)
     with Prefetcher(BatchSampler(data, 32), device="cuda") as ahead:

@@ -23,7 +23,7 @@ spaced_text = st.text(alphabet="ab'st 1\n\t.,\u00a0é\r", max_size=200)
 
 @settings(max_examples=200)
 @given(spaced_text, st.integers(1, 30))
-def test_pieces_encode_like_the_whole(text: str, size: int) -> None:
+def test_pieces_encode_like_whole_text(text: str, size: int) -> None:
     pieces = list(cut_document(text, size))
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -36,7 +36,7 @@ def test_pieces_encode_like_the_whole(text: str, size: int) -> None:
 
 @settings(max_examples=200)
 @given(st.lists(st.text(alphabet="ab \n", max_size=40), max_size=6), st.integers(1, 30))
-def test_a_stream_gives_the_documents_that_a_split_gives(documents: list[str], size: int) -> None:
+def test_streamed_documents_match_split(documents: list[str], size: int) -> None:
     text = "<->".join(documents)
     expected = [document for document in documents if document.strip()]
     parts, found = [], []
@@ -51,13 +51,13 @@ def test_a_stream_gives_the_documents_that_a_split_gives(documents: list[str], s
 
 @settings(max_examples=100)
 @given(spaced_text.filter(str.strip), st.integers(1, 30))
-def test_a_stream_without_breaks_is_one_document(text: str, size: int) -> None:
+def test_stream_without_breaks_is_one_document(text: str, size: int) -> None:
     pieces = list(stream_documents(io.StringIO(text, newline=""), None, size))
     assert "".join(piece.text for piece in pieces) == text
     assert sum(piece.ends_document for piece in pieces) == 1
 
 
-def test_a_long_file_comes_in_small_pieces(tmp_path: Path) -> None:
+def test_long_file_is_read_in_small_pieces(tmp_path: Path) -> None:
     text = "word " * PIECE_CHARACTERS
     (tmp_path / "long.txt").write_text(text)
     pieces = list(open_corpus(tmp_path / "long.txt").pieces())
@@ -65,14 +65,14 @@ def test_a_long_file_comes_in_small_pieces(tmp_path: Path) -> None:
     assert "".join(piece.text for piece in pieces) == text
 
 
-def test_a_text_file_is_one_document_or_several(tmp_path: Path) -> None:
+def test_text_file_is_one_or_several_documents(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\r\ntwo\n\n\nthree".encode())
     assert list(open_corpus(path).documents()) == ["one\ntwo\n\n\nthree"]
     assert list(open_corpus(path, document_break="\n\n\n").documents()) == ["one\ntwo", "three"]
 
 
-def test_a_folder_is_read_in_sorted_order(tmp_path: Path) -> None:
+def test_folder_is_read_in_sorted_order(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.txt").write_text("first")
@@ -82,7 +82,7 @@ def test_a_folder_is_read_in_sorted_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "opener"), [(".xz", lzma.open), (".gz", gzip.open)])
-def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, ending: str, opener) -> None:
+def test_compressed_files_are_read_by_their_inner_type(tmp_path: Path, ending: str, opener) -> None:
     with opener(tmp_path / f"a.txt{ending}", "wt", encoding="utf-8") as file:
         file.write("häuser\n")
     with opener(tmp_path / f"b.jsonl{ending}", "wt", encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, ending: str
     assert list(open_corpus(tmp_path / f"b.jsonl{ending}", field="body").documents()) == ["x", "y"]
 
 
-def test_the_content_hash_follows_the_content_alone(tmp_path: Path) -> None:
+def test_content_hash_depends_only_on_content_and_break(tmp_path: Path) -> None:
     for name, text in (("a.txt", "same"), ("b.txt", "same"), ("c.txt", "other")):
         (tmp_path / name).write_text(text)
     hashes = [open_corpus(tmp_path / f"{name}.txt").content_sha256() for name in "abc"]
@@ -99,13 +99,13 @@ def test_the_content_hash_follows_the_content_alone(tmp_path: Path) -> None:
     assert open_corpus(tmp_path / "a.txt", document_break="|").content_sha256() != hashes[0]
 
 
-def test_a_long_run_of_white_space_is_read_in_no_time(tmp_path: Path) -> None:
-    """A table that is filled up with blanks, or lines that were emptied."""
+def test_long_whitespace_is_read_in_linear_time(tmp_path: Path) -> None:
+    """As in a table padded with blanks, or in lines that were emptied."""
     text = "before" + " " * 300_000 + "\n" * 300_000 + "after"
     (tmp_path / "a.txt").write_text(text)
     began = time.process_time()
     assert list(open_corpus(tmp_path / "a.txt").documents()) == [text]
-    assert time.process_time() - began < 3  # it took 15
+    assert time.process_time() - began < 3  # quadratic time takes 15
 
 
 BAD_FILES = {
@@ -120,7 +120,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_one_clear_line(tmp_path: Path, name: str) -> None:
+def test_invalid_file_gives_one_line_error(tmp_path: Path, name: str) -> None:
     content, message = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
@@ -137,14 +137,14 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, name: str) -> None:
         ('{"text": 3}', r"line 2 has no text field 'text' .it has 'text' of type int"),
     ],
 )
-def test_a_bad_row_is_one_clear_line(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_row_gives_one_line_error(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line)
     with pytest.raises(ValueError, match=message) as caught:
         list(open_corpus(tmp_path / "a.jsonl").documents())
     assert "\n" not in str(caught.value)
 
 
-def test_damage_beyond_the_head_is_found_while_reading(tmp_path: Path) -> None:
+def test_damage_beyond_the_start_is_found_while_reading(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good " * 40000 + b"\xff")
     with pytest.raises(ValueError, match="not UTF-8"):
         list(open_corpus(tmp_path / "a.txt").pieces())
@@ -159,7 +159,7 @@ def test_damage_beyond_the_head_is_found_while_reading(tmp_path: Path) -> None:
             list(corpus.pieces())
 
 
-def test_a_missing_path_suggests_the_nearest_name(tmp_path: Path) -> None:
+def test_missing_path_suggests_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "war_and_peace.txt").write_text("text")
     with pytest.raises(ValueError, match=r"war_and_piece.txt; did you mean .*/war_and_peace.txt\?"):
         open_corpus(tmp_path / "war_and_piece.txt")
@@ -179,7 +179,7 @@ def test_a_missing_path_suggests_the_nearest_name(tmp_path: Path) -> None:
         TextCorpus([" "])
 
 
-def test_pythons_manual_is_on_this_machine() -> None:
+def test_python_manual_is_available() -> None:
     corpus = open_corpus("python-manual")
     text = "".join(corpus.documents())
     assert len(text) > 300_000
@@ -199,7 +199,7 @@ def fake_datasets(rows: list[dict[str, str]], calls: list[tuple]) -> types.Modul
 
 
 class Torn(list[dict[str, str]]):
-    """Rows, and then the network fails."""
+    """Rows, followed by a network failure."""
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         yield from super().__iter__()
@@ -207,7 +207,7 @@ class Torn(list[dict[str, str]]):
 
 
 def hub_is_at(monkeypatch: pytest.MonkeyPatch, commit: str) -> types.SimpleNamespace:
-    """The hub with this commit, which can be changed."""
+    """A fake hub at this commit, which tests may change."""
     import huggingface_hub
 
     info = types.SimpleNamespace(sha=commit)
@@ -215,7 +215,7 @@ def hub_is_at(monkeypatch: pytest.MonkeyPatch, commit: str) -> types.SimpleNames
     return info
 
 
-def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple] = []
     rows = [{"text": "one"}, {"text": ""}, {"text": "two"}]
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets(rows, calls))
@@ -238,7 +238,7 @@ def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
             open_corpus(bad)
 
 
-def test_a_hub_dataset_is_named_by_the_hubs_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_dataset_hash_depends_on_commit_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets([], []))
     commit = hub_is_at(monkeypatch, "1")
     first = HubCorpus("owner/name").content_sha256()
@@ -247,8 +247,8 @@ def test_a_hub_dataset_is_named_by_the_hubs_commit(monkeypatch: pytest.MonkeyPat
     assert first != HubCorpus("owner/name").content_sha256()
 
 
-def test_the_commit_that_is_named_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The branch moves on between two readings and the name: all three are of the first commit."""
+def test_hub_dataset_is_read_at_the_hashed_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch moves between the two reads and the hash; all three use the first commit."""
     calls: list[tuple] = []
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets([{"text": "one"}], calls))
     hub = hub_is_at(monkeypatch, "1")
@@ -260,7 +260,7 @@ def test_the_commit_that_is_named_is_the_one_that_is_read(monkeypatch: pytest.Mo
     assert [revision for *_, revision in calls] == ["1", "1"]
 
 
-def test_without_the_extra_the_hub_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hub_extra_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install 'cedd\[hub\]'"):
         open_corpus("hf:owner/name")

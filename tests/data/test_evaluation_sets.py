@@ -45,7 +45,7 @@ def test_detokenizers_on_examples(name: str) -> None:
         assert DETOKENIZERS[name](before) == after
 
 
-def test_detokenizers_have_hashes_that_tell_them_apart() -> None:
+def test_detokenizers_have_distinct_hashes() -> None:
     assert len({detokenizer.sha256 for detokenizer in DETOKENIZERS.values()}) == len(DETOKENIZERS)
 
 
@@ -78,11 +78,11 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", EVALUATION_SETS)
 def test_rows_become_documents(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(open_evaluation_set(name, root=root).documents()) == DOCUMENTS[name]
-    monkeypatch.setenv("CEDD_DATA", str(root / "eval"))  # the folder with the files themselves will do
+    monkeypatch.setenv("CEDD_DATA", str(root / "eval"))  # the folder that contains the files also works
     assert list(open_evaluation_set(name).documents()) == DOCUMENTS[name]
 
 
-def test_the_protocol_is_named_hashed_and_complete(root: Path) -> None:
+def test_protocol_is_named_hashed_and_complete(root: Path) -> None:
     data = load_evaluation_set("lm1b", ByteTokenizer(), 8, root=root)
     text = "Hello, world.\nBye ."
     assert bytes(data.packed[:].reshape(-1).tolist()).decode() == text[:16]
@@ -100,7 +100,7 @@ def test_the_protocol_is_named_hashed_and_complete(root: Path) -> None:
         assert load_evaluation_set(**options, root=root).protocol["protocol_sha256"] != protocol["protocol_sha256"]
 
 
-def test_workers_change_no_token(root: Path) -> None:
+def test_number_of_workers_does_not_change_protocol(root: Path) -> None:
     one, two = (
         load_evaluation_set("ptb", ByteTokenizer(), 4, root=root, workers=n, cache=root / str(n)) for n in (1, 2)
     )
@@ -113,7 +113,7 @@ def test_other_splits(root: Path) -> None:
         open_evaluation_set("ptb", "train", root)
 
 
-def test_bad_input_is_one_clear_line(root: Path) -> None:
+def test_invalid_input_gives_clear_errors(root: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'wikitext2'"):
         find_evaluation_set("wikitext_2")
     (root / "eval" / "lm1b.heldout-00000-of-00050.txt").unlink()
@@ -131,13 +131,13 @@ def test_bad_input_is_one_clear_line(root: Path) -> None:
         load_evaluation_set("wikitext2", CharTokenizer("abc \n"), 4, root=root)
 
 
-def test_a_data_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_root_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEDD_DATA", str(tmp_path / "dtaa"))
     with pytest.raises(ValueError, match=r"CEDD_DATA is not a folder: .*dtaa; correct it, or unset it"):
         open_evaluation_set("ptb")
 
 
-def test_without_a_root_the_hub_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_is_used_without_a_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     module = types.ModuleType("datasets")
@@ -172,7 +172,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_the_real_sets(name: str, shared_data: Path, gpt2: GPT2Tokenizer) -> None:
+def test_published_sets_have_expected_counts(name: str, shared_data: Path, gpt2: GPT2Tokenizer) -> None:
     if not (shared_data / "eval" / EVALUATION_SETS[name].files["test"]).is_file():
         pytest.skip(f"needs {EVALUATION_SETS[name].files['test']} in CEDD_DATA/eval")
     protocol = load_evaluation_set(name, gpt2, 128, root=shared_data).protocol

@@ -36,7 +36,7 @@ def cached_folders(cache: Path) -> list[Path]:
     documents=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=50), min_size=1, max_size=8),
     length=st.integers(1, 20),
 )
-def test_blocks_are_the_stream_cut_every_l_tokens(documents: list[str], length: int) -> None:
+def test_blocks_are_the_token_stream_cut_to_length(documents: list[str], length: int) -> None:
     corpus = TextCorpus(["a", *documents])
     ends = [token for text in corpus.documents() for token in (*BPE.encode(text).tolist(), BPE.eos_id)]
     between = list(b"\n\n".join(text.encode() for text in corpus.documents()))
@@ -67,14 +67,14 @@ def test_indexing_gives_int64_copies() -> None:
     assert packed[0].tolist() == [97, 98]
 
 
-def test_a_large_vocabulary_is_stored_in_four_bytes() -> None:
+def test_large_vocabulary_is_stored_in_four_bytes() -> None:
     wide = CharAsGPT2({"a": 0, "b": 70_000}, vocab_size=70_001)
     packed = pack(TextCorpus(["abab"]), wide, 2)
     assert packed.blocks.dtype == np.uint32
     assert packed[0].tolist() == [0, 70_000]
 
 
-def test_policies_resolve_by_what_the_tokenizer_has() -> None:
+def test_policy_separator_depends_on_tokenizer() -> None:
     assert PackingPolicy().resolve(BPE).separator == "eos"
     assert PackingPolicy().resolve(BYTES) == PackingPolicy("text", "\n\n")
     with pytest.raises(ValueError, match="no end-of-document token: use separator='text'"):
@@ -86,7 +86,7 @@ def test_policies_resolve_by_what_the_tokenizer_has() -> None:
     assert len(pack(TextCorpus(["abab", "ba"]), letters, 2, policy=PackingPolicy(text=""))) == 3
 
 
-def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_workers_does_not_change_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "_CHUNK_CHARACTERS", 1000)  # many chunks from little text
     monkeypatch.setattr(packing_module, "_CHUNKS_PER_START", 2)
     draw = random.Random(0)
@@ -99,12 +99,12 @@ def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: p
     assert contents[0] == contents[1]
 
 
-def test_a_short_text_is_encoded_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_text_is_encoded_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "ProcessPoolExecutor", None)
     assert len(pack(TextCorpus(["ab" * 10]), BYTES, 2, cache=tmp_path, workers=2)) == 10
 
 
-def test_an_error_in_a_worker_is_the_same_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_error_has_the_usual_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "_CHUNKS_PER_START", 1)
     with pytest.raises(ValueError, match=r"^text: character 'z'.* in 'abz'"):
         pack(TextCorpus(["abz"]), CharTokenizer("ab"), 2, cache=tmp_path, workers=2)
@@ -115,8 +115,8 @@ def _kill_worker(dtype: str, texts: list[str]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_is_killed_is_a_matter_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the system does where memory runs out."""
+def test_killed_worker_is_reported_as_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system does when memory runs out."""
     monkeypatch.setattr(packing_module, "_encode_in_worker", _kill_worker)
     monkeypatch.setattr(packing_module, "_CHUNKS_PER_START", 1)
     with pytest.raises(OSError, match="one of 2 processes that encode text was ended") as caught:
@@ -133,7 +133,7 @@ class CountingCorpus(TextCorpus):
         return super().pieces()
 
 
-def test_the_cache_hits_on_equal_requests_only(tmp_path: Path) -> None:
+def test_cache_hits_only_on_equal_requests(tmp_path: Path) -> None:
     corpus = CountingCorpus(["some text to pack", "and more of it"])
 
     def reads(tokenizer: Tokenizer = BYTES, length: int = 4, **options) -> int:
@@ -155,7 +155,7 @@ def test_the_cache_hits_on_equal_requests_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "header", "half header", "no tokens"])
-def test_a_torn_set_is_found_and_packed_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_set_is_detected_and_repacked(tmp_path: Path, damage: str) -> None:
     corpus = TextCorpus(["some text to pack"])
     whole = pack(corpus, BYTES, 4, cache=tmp_path)[:]
     (folder,) = cached_folders(tmp_path)
@@ -178,7 +178,7 @@ def test_a_torn_set_is_found_and_packed_again(tmp_path: Path, damage: str) -> No
     assert (open_packed(folder, verify=True)[:] == whole).all()
 
 
-def test_a_flipped_bit_in_every_third_byte_of_the_header_is_found(tmp_path: Path) -> None:
+def test_flipped_bits_in_header_are_detected(tmp_path: Path) -> None:
     pack(TextCorpus(["some text to pack"]), BYTES, 4, cache=tmp_path)
     (folder,) = cached_folders(tmp_path)
     header, chance = (folder / HEADER_FILE).read_bytes(), random.Random(0)
@@ -200,9 +200,7 @@ def test_a_flipped_bit_in_every_third_byte_of_the_header_is_found(tmp_path: Path
         ({"tokenizer_fingerprint": "other"}, "is of another request: tokenizer_fingerprint differs"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused_even_with_its_checksum(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
+def test_inconsistent_header_with_valid_checksum_is_repacked(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     whole = pack(corpus := TextCorpus(["some text to pack"]), BYTES, 4, cache=tmp_path)[:]
     (folder,) = cached_folders(tmp_path)
     header = read_sealed(folder / HEADER_FILE)
@@ -211,17 +209,17 @@ def test_a_header_that_does_not_fit_is_refused_even_with_its_checksum(
         assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()
 
 
-def test_a_set_without_a_checksum_of_its_header_is_packed_again(tmp_path: Path) -> None:
-    """As earlier versions wrote it: nothing says whether it is what it was."""
+def test_set_without_header_checksum_is_repacked(tmp_path: Path) -> None:
+    """As written by earlier versions: its integrity cannot be verified."""
     whole = pack(corpus := TextCorpus(["some text to pack"]), BYTES, 4, cache=tmp_path)[:]
     (folder,) = cached_folders(tmp_path)
     (folder / HEADER_FILE).write_text(json.dumps(read_sealed(folder / HEADER_FILE)))
     with pytest.warns(UserWarning, match="header.json has no checksum; packing again"):
         assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()
-    assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()  # and this once only
+    assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()  # only once
 
 
-def test_sets_that_changed_places_are_packed_again(tmp_path: Path) -> None:
+def test_swapped_sets_are_repacked(tmp_path: Path) -> None:
     corpora = [TextCorpus(["some text to pack"]), TextCorpus(["other text to pack"])]
     whole = [pack(corpus, BYTES, 4, cache=tmp_path)[:] for corpus in corpora]
     first, second = cached_folders(tmp_path)
@@ -234,8 +232,8 @@ def test_sets_that_changed_places_are_packed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*packing again")
-def test_all_who_find_the_same_damage_go_on(tmp_path: Path) -> None:
-    """Threads for processes: a lock is of an open file, so that they exclude each other all the same."""
+def test_concurrent_readers_of_damaged_set_succeed(tmp_path: Path) -> None:
+    """Threads stand in for processes: locks belong to open files, so threads exclude each other too."""
     whole = pack(corpus := TextCorpus(["some text to pack " * 2000]), BYTES, 4, cache=tmp_path)[:]
     (folder,) = cached_folders(tmp_path)
     with ThreadPoolExecutor(4) as threads:
@@ -246,7 +244,7 @@ def test_all_who_find_the_same_damage_go_on(tmp_path: Path) -> None:
             assert cached_folders(tmp_path) == [folder]
 
 
-def test_a_failure_midway_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failure_midway_leaves_nothing_behind(tmp_path: Path) -> None:
     class Failing(TextCorpus):
         def pieces(self):
             yield from super().pieces()
@@ -268,7 +266,7 @@ def _pack_slowly(cache: Path) -> None:
     pack(Slow(["text " * 300_000, "more"]), BYTES, 2, cache=cache)
 
 
-def test_a_process_killed_while_packing_leaves_no_set(tmp_path: Path) -> None:
+def test_process_killed_while_packing_leaves_no_set(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_pack_slowly, args=(tmp_path,))
     process.start()
     deadline = time.monotonic() + 60
@@ -286,7 +284,7 @@ def test_a_process_killed_while_packing_leaves_no_set(tmp_path: Path) -> None:
     assert len(cached_folders(tmp_path)) == 1
 
 
-def test_a_set_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_concurrently_packed_set_is_kept(tmp_path: Path) -> None:
     documents = ["some text to pack"]
 
     class Raced(TextCorpus):
@@ -298,15 +296,15 @@ def test_a_set_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     assert len(cached_folders(tmp_path)) == 1
 
 
-def test_an_unknown_character_is_found_by_the_text_around_it(tmp_path: Path) -> None:
-    """A long document is encoded in pieces: a place in one of them would be none in the file."""
+def test_unknown_character_error_shows_context(tmp_path: Path) -> None:
+    """A long document is encoded in pieces, so a position within a piece would not be one in the file."""
     (tmp_path / "long.txt").write_text("ab " * 400_000 + "abcdé" + "ab " * 100)
     corpus, tokenizer = open_corpus(tmp_path / "long.txt"), CharTokenizer("abcd ")
     with pytest.raises(ValueError, match=r"long.txt: character 'é' \(U\+00E9\) in '[ab ]*abcdéab ab [ab ]*' is not in"):
         pack(corpus, tokenizer, 8, cache=tmp_path)
 
 
-def test_too_little_text_is_one_clear_line(tmp_path: Path) -> None:
+def test_too_little_text_or_bad_options_give_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="text has 3 tokens, fewer than one block of 8: give more text") as caught:
         pack(TextCorpus(["abc"]), BYTES, 8, cache=tmp_path)
     assert "\n" not in str(caught.value)
@@ -323,7 +321,7 @@ def test_too_little_text_is_one_clear_line(tmp_path: Path) -> None:
 
 @given(blocks=st.integers(2, 200), holdout=st.floats(0.001, 0.999))
 @settings(max_examples=50)
-def test_the_tail_split_cuts_the_blocks_in_two(blocks: int, holdout: float) -> None:
+def test_tail_split_partitions_the_blocks(blocks: int, holdout: float) -> None:
     header = {"length": 3, "blocks": blocks}
     packed = PackedDataset(np.arange(3 * blocks + 1, dtype=np.uint16), header)
     train, validation = packed.split_tail(holdout)
@@ -333,13 +331,13 @@ def test_the_tail_split_cuts_the_blocks_in_two(blocks: int, holdout: float) -> N
     assert abs(len(validation) - holdout * blocks) <= 1
 
 
-def test_evenly_spaced_blocks_reach_over_the_whole_set() -> None:
+def test_evenly_spaced_blocks_cover_the_whole_set() -> None:
     data = pack(TextCorpus([chr(97 + i) * 4 for i in range(10)]), BYTES, 4, policy=PackingPolicy("text", ""))
     assert [BYTES.decode(block)[0] for block in data.evenly_spaced(4)] == ["a", "c", "f", "h"]
     assert len(data.evenly_spaced(99)) == len(data.evenly_spaced(None)) == 10
 
 
-def test_the_document_split_is_exact_and_disjoint() -> None:
+def test_document_split_is_exact_and_disjoint() -> None:
     corpus = TextCorpus([f"{i:03}" for i in range(100)])
     policy = PackingPolicy(text="")
     texts = {}
@@ -350,7 +348,7 @@ def test_the_document_split_is_exact_and_disjoint() -> None:
     assert sorted(texts["train"] + texts["validation"]) == list(corpus.documents())
 
 
-def test_training_data_in_one_call(tmp_path: Path) -> None:
+def test_prepare_training_data(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 50)
     (tmp_path / "b.txt").write_text("the mat sat. " * 10)
     data = prepare_training_data(tmp_path / "a.txt", 16, DataConfig(holdout=0.1))
@@ -370,8 +368,8 @@ def test_training_data_in_one_call(tmp_path: Path) -> None:
         prepare_training_data(tmp_path / "b.txt", 100)
 
 
-def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: Path) -> None:
-    """Its merges would be fitted to the very text that measures the model; an alphabet must be able to write it."""
+def test_bpe_is_not_trained_on_held_out_documents(tmp_path: Path) -> None:
+    """Otherwise its merges would be fitted to the evaluation text; an alphabet, however, must cover that text."""
     documents = [("zebra " if i % 4 == 3 else "horse ") * 9 + "\n" for i in range(40)]
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
 
@@ -387,8 +385,8 @@ def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: P
 
 @pytest.mark.parametrize("alphabet", ["char", "char:6"])
 @pytest.mark.parametrize("holdout_by", ["tail", "documents"])
-def test_an_alphabet_has_what_stands_between_documents(alphabet: str, holdout_by: Any, tmp_path: Path) -> None:
-    """Documents of a line each have no line end of their own."""
+def test_alphabet_includes_document_separator(alphabet: str, holdout_by: Any, tmp_path: Path) -> None:
+    """Single-line documents contain no line end."""
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": "a b" * 3}) for _ in range(40)))
     data = prepare_training_data(tmp_path / "c.jsonl", 11, DataConfig(alphabet, holdout=0.1, holdout_by=holdout_by))
     assert data.tokenizer.decode(data.train[0]) == "a ba ba b\n\n"
@@ -397,9 +395,9 @@ def test_an_alphabet_has_what_stands_between_documents(alphabet: str, holdout_by
     assert alone.characters == {" ": 0, "a": 1, "b": 2}
 
 
-def test_halves_of_characters_are_no_characters(tmp_path: Path) -> None:
-    """As programs write them that cut a text within a character. JSON takes two halves side by side for one character,
-    so that an alphabet of halves could not be read again."""
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+    """As written by programs that cut a text within a character. JSON joins two adjacent halves into one character, so
+    an alphabet of halves could not be read back."""
     (tmp_path / "c.jsonl").write_text('{"text": "cut\\ud83d\\n"}\n{"text": "\\ude00, and \\ud83d\\ude00"}\n')
     for name in ("char", "byte", "bpe:300"):
         tokenizer = prepare_training_data(tmp_path / "c.jsonl", 2, DataConfig(name)).tokenizer
@@ -408,8 +406,8 @@ def test_halves_of_characters_are_no_characters(tmp_path: Path) -> None:
     assert list(open_corpus(tmp_path / "c.jsonl").documents()) == ["cut\ufffd\n", "\ufffd, and \U0001f600"]
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name of what it held before, it would be found when it holds that again."""
+def test_file_changed_while_reading_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached under its old content's name, it would be found once the file has that content again."""
     file, cache = tmp_path / "a.txt", tmp_path / "cache"
     file.write_text("before " * 20)
     corpus = open_corpus(file)
@@ -422,7 +420,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path: Path, monkey
     assert BYTES.decode(pack(open_corpus(file), BYTES, 7, cache=cache)[0]) == "before "
 
 
-def test_the_manual_packs(tmp_path: Path) -> None:
+def test_python_manual_can_be_packed(tmp_path: Path) -> None:
     data = prepare_training_data("python-manual", 128)
     assert data.tokenizer.vocab_size <= 96
     assert len(data.train) * 128 > 300_000
@@ -430,7 +428,7 @@ def test_the_manual_packs(tmp_path: Path) -> None:
     assert data.train.report()["documents"] == sum(1 for _ in whole.documents())
 
 
-def test_policies_have_hashes_that_tell_them_apart() -> None:
+def test_policies_have_distinct_hashes() -> None:
     policy = PackingPolicy()
     others = [replace(policy, separator="text"), replace(policy, text="\n")]
     assert len({p.sha256 for p in (policy, *others)}) == 3

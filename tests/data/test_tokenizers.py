@@ -26,7 +26,7 @@ BPE = BPETokenizer.train([SAMPLE], 300)
 ALPHABET = "abc xyz\n.é🙂"
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-"""All of Unicode but lone surrogates; by UTF-8, which is the same, hypothesis has first to find out."""
+"""All of Unicode except lone surrogates; the codec utf-8 means the same, but takes Hypothesis longer."""
 
 
 def assert_round_trip(tokenizer: Tokenizer, text: str) -> None:
@@ -38,26 +38,26 @@ def assert_round_trip(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(st.text(alphabet=ALPHABET, max_size=60))
-def test_characters_come_back(text: str) -> None:
+def test_char_round_trip(text: str) -> None:
     tokenizer = CharTokenizer(ALPHABET)
     assert_round_trip(tokenizer, text)
     assert len(tokenizer.encode(text)) == len(text)
 
 
 @given(any_text)
-def test_bytes_come_back(text: str) -> None:
+def test_byte_round_trip(text: str) -> None:
     assert_round_trip(ByteTokenizer(), text)
     assert bytes(ByteTokenizer().encode(text).tolist()) == text.encode()
 
 
 @given(any_text)
-def test_a_trained_bpe_comes_back(text: str) -> None:
+def test_trained_bpe_round_trip(text: str) -> None:
     assert_round_trip(BPE, text)
 
 
 @settings(max_examples=50)
 @given(text=any_text)
-def test_gpt2_comes_back(gpt2: GPT2Tokenizer, text: str) -> None:
+def test_gpt2_round_trip(gpt2: GPT2Tokenizer, text: str) -> None:
     assert_round_trip(gpt2, text)
 
 
@@ -67,12 +67,12 @@ def characters_as_gpt2(gpt2: GPT2Tokenizer) -> CharAsGPT2:
 
 
 @given(text=st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=60))
-def test_characters_as_gpt2_come_back(characters_as_gpt2: CharAsGPT2, text: str) -> None:
+def test_characters_as_gpt2_round_trip(characters_as_gpt2: CharAsGPT2, text: str) -> None:
     assert_round_trip(characters_as_gpt2, text)
     assert len(characters_as_gpt2.encode(text)) == len(text)
 
 
-def test_gpt2_knows_its_own_ids(gpt2: GPT2Tokenizer) -> None:
+def test_gpt2_ids_match_published_values(gpt2: GPT2Tokenizer) -> None:
     assert gpt2.encode("Hello world").tolist() == [15496, 995]
     assert gpt2.vocab_size == 50257
     assert gpt2.eos_id == 50256
@@ -81,7 +81,7 @@ def test_gpt2_knows_its_own_ids(gpt2: GPT2Tokenizer) -> None:
     assert 50256 not in gpt2.encode("a <|endoftext|> b")
 
 
-def test_each_character_as_gpt2_is_what_gpt2_writes_for_it(gpt2: GPT2Tokenizer, characters_as_gpt2: CharAsGPT2) -> None:
+def test_characters_as_gpt2_use_gpt2_ids(gpt2: GPT2Tokenizer, characters_as_gpt2: CharAsGPT2) -> None:
     tokenizer = characters_as_gpt2
     assert tokenizer.vocab_size == 50257
     assert set(map(chr, range(32, 127))) | {"\n", "é"} <= set(tokenizer.characters)
@@ -89,11 +89,11 @@ def test_each_character_as_gpt2_is_what_gpt2_writes_for_it(gpt2: GPT2Tokenizer, 
         assert gpt2.encode(character).tolist() == [token]
     with pytest.raises(ValueError, match=r"'🙂'.* in 'ab🙂'"):
         tokenizer.encode("ab🙂")
-    # A token that is no character keeps its place.
+    # A token that is not a character keeps its position.
     assert tokenizer.decode([*tokenizer.encode("a"), 15496, *tokenizer.encode("b")]) == "a\N{REPLACEMENT CHARACTER}b"
 
 
-def test_an_unknown_character_is_named_with_the_text_around_it() -> None:
+def test_unknown_character_error_shows_context() -> None:
     with pytest.raises(ValueError, match=r"'q' \(U\+0071\) in 'abcqa' is not in the char vocabulary"):
         CharTokenizer(ALPHABET).encode("abcqa")
     for tokenizer in (ByteTokenizer(), BPE):
@@ -101,13 +101,13 @@ def test_an_unknown_character_is_named_with_the_text_around_it() -> None:
             tokenizer.encode("a\ud800")
 
 
-def test_an_unknown_character_may_be_given_a_stand_in() -> None:
+def test_unknown_characters_may_have_a_placeholder() -> None:
     tokenizer = CharTokenizer("abc", unknown="?")
     assert tokenizer.decode(tokenizer.encode("aXb日c")) == "a?b?c"
     assert "?" in tokenizer.alphabet
 
 
-def test_the_mask_shows_as_a_placeholder_or_is_refused() -> None:
+def test_mask_decodes_to_placeholder_or_is_rejected() -> None:
     tokenizer = CharTokenizer("abc")
     assert tokenizer.decode([0, 3, 3, 2]) == "a▒▒c"
     assert tokenizer.decode([3, 0], mask="_") == "_a"
@@ -120,15 +120,15 @@ def test_the_mask_shows_as_a_placeholder_or_is_refused() -> None:
         tokenizer.decode(np.zeros((2, 2), dtype=int))
 
 
-def test_the_most_frequent_characters_and_a_stand_in() -> None:
+def test_limited_alphabet_keeps_most_frequent_characters() -> None:
     tokenizer = CharTokenizer.from_texts(["aaabbc", "abd"], size=4)
-    assert tokenizer.alphabet == "abc\ufffd"  # of c and d, as frequent, the first
+    assert tokenizer.alphabet == "abc\ufffd"  # c and d are equally frequent: the first is kept
     assert tokenizer.decode(tokenizer.encode("cabdé")) == "cab\ufffd\ufffd"
     assert CharTokenizer.from_texts(["ab"], size=50).alphabet == "ab\ufffd"
     assert CharTokenizer.from_texts(["ab?"], unknown="?", size=2).alphabet == "?a"
 
 
-def test_an_alphabet_does_not_depend_on_the_order_of_the_data() -> None:
+def test_alphabet_does_not_depend_on_data_order() -> None:
     assert CharTokenizer.from_texts(["ba", "c"]) == CharTokenizer.from_texts(["c", "ab"])
 
 
@@ -138,7 +138,7 @@ def all_kinds() -> list[Tokenizer]:
 
 
 @pytest.mark.parametrize("tokenizer", all_kinds(), ids=lambda t: t.kind)
-def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_saved_tokenizer_loads_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "run")
     loaded = load_tokenizer(tmp_path / "run")
     assert type(loaded) is type(tokenizer)
@@ -150,7 +150,7 @@ def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> N
         json.loads(file.read_text("utf-8"))
 
 
-def test_gpt2_saved_and_loaded_is_the_same(gpt2: GPT2Tokenizer, tmp_path: Path) -> None:
+def test_saved_gpt2_tokenizer_loads_unchanged(gpt2: GPT2Tokenizer, tmp_path: Path) -> None:
     gpt2.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded == gpt2
@@ -164,7 +164,7 @@ def test_fingerprints_differ() -> None:
     assert len(set(fingerprints)) == len(fingerprints)
 
 
-def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_damaged_tokenizer_is_rejected(tmp_path: Path) -> None:
     CharTokenizer("abc").save(tmp_path)
     path = tmp_path / HEADER_FILE
     whole = path.read_text("ascii")
@@ -176,7 +176,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_a_library_tokenizer_file_alone_is_enough(tmp_path: Path) -> None:
+def test_tokenizer_json_alone_can_be_loaded(tmp_path: Path) -> None:
     BPE.save(tmp_path)
     (tmp_path / HEADER_FILE).unlink()
     assert load_tokenizer(tmp_path) == BPE
@@ -185,7 +185,7 @@ def test_a_library_tokenizer_file_alone_is_enough(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_bpe_training_is_the_same_in_another_process() -> None:
+def test_bpe_training_is_deterministic_across_processes() -> None:
     code = (
         "from cedd.data.tokenizers import BPETokenizer; from tests.data.test_tokenizers import SAMPLE; "
         "print(BPETokenizer.train([SAMPLE], 300).fingerprint)"
@@ -196,7 +196,9 @@ def test_bpe_training_is_the_same_in_another_process() -> None:
     assert done.stdout.strip() == BPE.fingerprint
 
 
-def test_the_factory_knows_every_name(gpt2: GPT2Tokenizer, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_tokenizer_supports_every_name(
+    gpt2: GPT2Tokenizer, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert make_tokenizer("byte").kind == "byte"
     assert make_tokenizer("char", ["abc"]).vocab_size == 3
     assert make_tokenizer("char:3", ["aaabbc", "abd"]).decode(np.array([0, 1, 2])) == "ab\ufffd"
@@ -219,14 +221,14 @@ def test_the_factory_knows_every_name(gpt2: GPT2Tokenizer, shared_data: Path, mo
         ("char:1", "at least 2"),
     ],
 )
-def test_a_bad_name_is_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_name_gives_one_line_error(spec: str, message: str) -> None:
     texts = ["abc"] if ":" in spec else None
     with pytest.raises(ValueError, match=message) as caught:
         make_tokenizer(spec, texts)
     assert "\n" not in str(caught.value)
 
 
-def test_other_bad_input_is_refused(tmp_path: Path) -> None:
+def test_other_invalid_input_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 257"):
         BPETokenizer.train([SAMPLE], 256)
     with pytest.raises(ValueError, match="empty"):
@@ -241,7 +243,7 @@ def test_other_bad_input_is_refused(tmp_path: Path) -> None:
         BPETokenizer({"a": 0}, [], "tiny")
 
 
-def test_without_the_hub_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_error_suggests_cedd_data(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def offline(*_: object) -> str:

@@ -88,7 +88,7 @@ QUICK_PROGRAMS = ("evaluate", "extend")
         if programs(page)
     ],
 )
-def test_programs_of_a_page_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
+def test_programs_on_page_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
     if "english" not in pretrained_names():
         pytest.skip("no model comes with this copy of the package")
     wandb = types.SimpleNamespace(init=lambda **_: None, log=lambda *_, **__: None)
@@ -101,13 +101,13 @@ def test_programs_of_a_page_run(page: Path, world: Path, monkeypatch: pytest.Mon
 # ----------------------------------------------------------------------------------------------------------------
 # Commands
 
-ELSEWHERE = re.compile(
+NOT_RUNNABLE = re.compile(
     r" (?!runs/|docs/)[\w-]+/|FOLDER|gguf|hf:|corpus$|medium|mdlm|duo|sedd|smollm|adapt|llada|--frontier|--help|--label"
     r"|exact|correct --json|--chat|--lsp|--order|--results|--samples|FILE|infill -|runs/blocks|docs src|report runs"
 )
 """Commands that need the hub, files of other projects, a GPU, or a judge."""
-LIKE = {"wikitext2": "book.txt", "ptb": "book.txt", "lm1b": "book.txt"}
-"""Evaluation sets, which are not here, and what takes their place."""
+SUBSTITUTES = {"wikitext2": "book.txt", "ptb": "book.txt", "lm1b": "book.txt"}
+"""Evaluation sets, which are not available here, and their substitutes."""
 QUICK = {
     "train": "--data book.txt --steps 1 --batch.size 2 --evaluation.every 0",
     "evaluate": "--draws 1 --max-sequences 2",
@@ -120,10 +120,10 @@ QUICK = {
 
 
 def made_quick(line: str) -> list[str] | None:
-    """A command of a page on small models and files, or None where it needs what is not here."""
-    if not line.startswith("cedd ") or ELSEWHERE.search(line) or len(words_of(line)) < 3:
+    """A command of a page with small models and files, or None if it cannot run here."""
+    if not line.startswith("cedd ") or NOT_RUNNABLE.search(line) or len(words_of(line)) < 3:
         return None
-    name, *words = [LIKE.get(word, word) for word in words_of(line)[1:]]
+    name, *words = [SUBSTITUTES.get(word, word) for word in words_of(line)[1:]]
     if name not in QUICK:
         return None
     quick = shlex.split(QUICK.get(name, ""))
@@ -133,8 +133,8 @@ def made_quick(line: str) -> list[str] | None:
 
 
 @pytest.mark.slow
-def test_commands_of_the_guides_run(world: Path, capsys: pytest.CaptureFixture[str]):
-    """In the order of the pages, so that a command finds what those before it have made."""
+def test_commands_in_guides_run(world: Path, capsys: pytest.CaptureFixture[str]):
+    """In the order of the pages, so that a command finds the output of earlier ones."""
     failed, ran = dict[str, str](), 0
     for page in (page for page in DOCS if page.parent.name == "guides"):
         for line in dict.fromkeys(" ".join(line.split()) for line in shown(page.read_text("utf-8"))):
@@ -155,14 +155,14 @@ def options_on(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
-def test_options_on_a_page_exist(page: Path):
+def test_options_on_page_exist(page: Path):
     options = {one.name for kind in ARGUMENTS.values() for one in options_of(kind)}
     known = options | {f"--no-{name[2:]}" for name in options}
     prefixes = ("--process.", "--architecture.")
     assert {name for name in options_on(page) - known if not name.startswith(prefixes)} == set()
 
 
-def test_an_option_that_does_not_exist_is_noticed(tmp_path: Path):
+def test_unknown_option_is_detected(tmp_path: Path):
     (tmp_path / "page.md").write_text("Use `--readers` or `--readers 4`, not `--part`.")
     assert options_on(tmp_path / "page.md") == {"--readers"}
 
@@ -181,7 +181,7 @@ def test_pages_are_short():
 
 
 @pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name == "results"], ids=lambda page: page.stem)
-def test_results_open_with_what_was_found(page: Path):
+def test_result_pages_open_with_findings(page: Path):
     title, opening, *_ = page.read_text("utf-8").split("\n\n")
     assert title.startswith("# ")
     assert opening.startswith("**What was found.** ")
@@ -190,7 +190,7 @@ def test_results_open_with_what_was_found(page: Path):
     assert f"python {prints}" in " ".join(page.read_text("utf-8").split())
 
 
-def test_every_paper_has_a_link():
+def test_every_paper_has_link():
     rows = [line for line in (ROOT / "docs/reference/bibliography.md").read_text("utf-8").splitlines() if "|" in line]
     assert len(rows) > 20
     assert all("](https://" in row for row in rows[2:])

@@ -1,4 +1,4 @@
-"""Every command that a page shows is one that the command line takes: no flag that was renamed, no file that moved."""
+"""Every command on a page is valid: no renamed options, no moved files."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ _SPAN = re.compile(r"(?<!`)`((?:cedd|torchrun|make|python) [^`]*)`")
 def shown(text: str) -> Iterator[str]:
     """Commands of a page: after a dollar sign, alone in an indented block, or in the text between backquotes."""
     yield from (command.code.replace("\\\n", " ") for command in commands(text) if not command.is_python)
-    whole = re.sub(r"\\\n\s*", "", text)  # a command may go on in the next line
+    whole = re.sub(r"\\\n\s*", "", text)  # a command may continue on the next line
     indented = (line.strip() for line in whole.splitlines() if line.startswith("    "))
     yield from (line for line in indented if line.startswith(tuple(f"{name} " for name in PROGRAMS)))
     yield from _SPAN.findall(re.sub(r"\s+", " ", text))
@@ -36,7 +36,7 @@ def calls() -> list[tuple[str, str]]:
 
 
 def words_of(line: str) -> list[str]:
-    """The first command of a line, without what the shell does with its output."""
+    """The first command of a line, without pipes and redirections."""
     words = shlex.split(line, comments=True)
     for sign in ("|", ">", "&&", ";", "2>&1"):
         words = words[: words.index(sign)] if sign in words else words
@@ -60,22 +60,22 @@ def complaint(line: str) -> str | None:
 
 
 def parsed(words: list[str]) -> str | None:
-    """The command line's own complaint."""
+    """The error message of the command line, if any."""
     name, *rest = words
     if name in ("--help", "--version"):
         return None
     if name not in COMMANDS:
         return f"no command {name}"
-    if "--help" in rest or not rest:  # a command by its name
+    if "--help" in rest or not rest:  # a command name alone
         return None
     try:
         parse(name, rest)
     except ValueError as error:
-        return None if "english is not autoregressive" in str(error) else str(error)  # a model put in its place below
+        return None if "english is not autoregressive" in str(error) else str(error)  # from the substitute model below
     return None
 
 
-def test_every_command_on_every_page_parses():
+def test_commands_on_pages_parse():
     found = calls()
     assert len(found) > 50
     made = {out[1] for _, line in found if (out := re.search(r"--out (\S+)", line))}
@@ -96,18 +96,18 @@ def test_every_command_on_every_page_parses():
         "torchrun --nproc-per-node 8 -m cedd train small --data x --out y --stratgy fsdp",
     ],
 )
-def test_a_stale_command_is_found(line: str):
+def test_stale_command_is_detected(line: str):
     assert complaint(line) is not None
 
 
-def test_every_command_of_the_command_line_is_on_a_page():
+def test_every_command_is_documented():
     text = "\n".join(path.read_text("utf-8") for path in PAGES)
     assert not [name for name in COMMANDS if f"cedd {name}" not in text]
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_the_example_of_help_parses(name: str, capsys: pytest.CaptureFixture[str]):
-    """Each command's --help has an example, which the command takes."""
+def test_example_in_help_parses(name: str, capsys: pytest.CaptureFixture[str]):
+    """Each command's --help has an example that the command accepts."""
     with pytest.raises(SystemExit):
         main([name, "--help"])
     example = re.search(r"example: (cedd .*)", capsys.readouterr().out)
@@ -116,13 +116,13 @@ def test_the_example_of_help_parses(name: str, capsys: pytest.CaptureFixture[str
 
 
 def names_used(code: str) -> set[str]:
-    """The dotted names that begin with cedd, each with all that it begins with."""
+    """The dotted names that begin with cedd, each with its prefixes."""
     nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute))
     return {name for node in nodes if (name := ast.unparse(node)).startswith("cedd.") and "(" not in name}
 
 
-def test_programs_on_pages_use_names_that_are_there():
-    """What is not run is at least Python, and what it takes from cedd exists."""
+def test_programs_on_pages_use_existing_names():
+    """Programs that are not run are at least valid Python, and the names they use from cedd exist."""
     used: set[str] = set()
     for path in PAGES:
         text = path.read_text("utf-8")
@@ -138,13 +138,13 @@ def test_programs_on_pages_use_names_that_are_there():
             found = getattr(found, part)
 
 
-def test_pages_have_no_machine_of_their_own():
+def test_pages_have_no_absolute_local_paths():
     for path in PAGES:
         assert not re.search(r"(?<![\w.])/(work|home|root|tmp)/", path.read_text("utf-8")), Path(path).name
 
 
-def test_lines_of_prose_can_be_read_in_a_terminal():
-    """What cannot be broken may be longer: tables, code, comments, pictures, lists of links."""
+def test_lines_of_prose_are_at_most_140_characters():
+    """Lines that cannot be wrapped may be longer: tables, code, comments, images, lists of links."""
     for path in (ROOT / "CHANGELOG.md", *PAGES):
         prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
         for line in prose.splitlines():
@@ -152,14 +152,14 @@ def test_lines_of_prose_can_be_read_in_a_terminal():
             assert len(line) <= 140 or unbroken, f"{path.name}: {line}"
 
 
-def test_links_between_files_lead_somewhere():
-    """Those of the site's own pages are checked when it is built."""
+def test_links_between_files_have_targets():
+    """Links between pages of the site are checked when it is built."""
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8")):
             assert target.startswith("https://") or (ROOT / target).exists(), f"{path.name}: {target}"
 
 
-def test_files_that_pages_name_are_there():
+def test_files_named_on_pages_exist():
     """As a path in the repository, or within src/cedd."""
     roots = (ROOT, ROOT / "src" / "cedd")
     for path in PAGES:
@@ -167,7 +167,7 @@ def test_files_that_pages_name_are_there():
             assert any((root / name).is_file() for root in roots), f"{path.name}: {name}"
 
 
-def test_a_name_that_is_gone_is_noticed():
+def test_names_used_finds_dotted_names():
     assert names_used("cedd.nothing(cedd.samplers.RULES['euler'])") == {
         "cedd.nothing",
         "cedd.samplers",

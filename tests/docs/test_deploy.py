@@ -1,4 +1,4 @@
-"""The files of the deployment page: the image starts the server that there is, and the proxy fits its defaults."""
+"""The files of the deployment page: the image starts the current server, and the proxy fits its defaults."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def problems(dockerfile: str) -> list[str]:
     return [problem for problem, fine in checks.items() if not fine]
 
 
-def test_the_image():
+def test_image_starts_server_with_current_options():
     text = (FOLDER / "Dockerfile").read_text("utf-8")
     assert problems(text) == []
     program, command, *words = json.loads(dict(instructions(text))["ENTRYPOINT"])
@@ -67,14 +67,14 @@ def test_the_image():
         ),
     ],
 )
-def test_a_mistake_in_the_image_is_noticed(old: str, new: str, problem: str):
+def test_mistakes_in_dockerfile_are_detected(old: str, new: str, problem: str):
     text = (FOLDER / "Dockerfile").read_text("utf-8")
     assert old in text
     assert problem in problems(text.replace(old, new))
 
 
 @pytest.mark.slow
-def test_the_image_builds():
+def test_image_builds():
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
         pytest.skip("there is no Docker daemon here")
@@ -89,7 +89,7 @@ def directives(text: str) -> dict[str, str]:
     return dict(re.findall(r"^\s*(\w+)\s+(.+?)\s*[;{]$", text, re.MULTILINE))
 
 
-def test_the_proxy():
+def test_proxy_matches_server_defaults():
     found = directives((FOLDER / "nginx.conf").read_text("utf-8"))
     usual, limits = parse("serve", []), Limits()
     assert found["proxy_pass"] == f"http://127.0.0.1:{usual.port}/"
@@ -100,8 +100,8 @@ def test_the_proxy():
     assert int(found["client_max_body_size"].rstrip("k")) * 1024 >= limits.max_body_bytes
 
 
-def test_the_page_works_under_a_prefix():
-    """All addresses that it asks for are relative."""
+def test_page_works_under_prefix():
+    """All addresses that it requests are relative."""
     page = (Path(ROOT) / "src" / "cedd" / "apps" / "serve" / "page.html").read_text("utf-8")
     names = "v1|infill|correct|noise|healthz"
     assert re.search(rf"""["'`](?:{names})""", page)

@@ -1,4 +1,4 @@
-"""Every public name says what it is, and what each of its arguments is."""
+"""Every public name and each of its arguments is documented."""
 
 import dataclasses
 import inspect
@@ -33,7 +33,7 @@ def arguments_of(function: object) -> list[str]:
 
 
 def field_docstrings(kind: type) -> str:
-    """Of a dataclass, the strings below its fields, which count as descriptions of those."""
+    """The names of dataclass fields with a docstring below them, which count as described."""
     if not dataclasses.is_dataclass(kind):
         return ""
     described = re.findall(r'^    (\w+): [^\n]+\n    """', inspect.getsource(kind), re.MULTILINE)
@@ -41,7 +41,7 @@ def field_docstrings(kind: type) -> str:
 
 
 def missing(name: str) -> list[str]:
-    """The arguments that neither a name's own docstring nor the package's describes."""
+    """The arguments described neither in a name's own docstring nor in the package's."""
     shared = (cedd.__doc__ or "").partition(ARGUMENTS)[2]
     return [
         f"{where}({argument})"
@@ -52,7 +52,7 @@ def missing(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", cedd.__all__)
-def test_a_public_name_says_what_it_is(name: str):
+def test_public_names_and_arguments_are_documented(name: str):
     thing = getattr(cedd, name)
     if callable(thing):
         text = inspect.getdoc(thing)
@@ -62,7 +62,7 @@ def test_a_public_name_says_what_it_is(name: str):
     assert missing(name) == []
 
 
-def test_an_argument_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch):
+def test_undocumented_argument_is_detected(monkeypatch: pytest.MonkeyPatch):
     def absorb(vocab_size: int, speed: float) -> None:
         """Tokens are masked."""
 

@@ -1,4 +1,4 @@
-"""The examples of structured output and steering: short, and what they return is what their constraints promise."""
+"""The examples of structured output and steering: they are short, and their results satisfy their constraints."""
 
 import importlib
 import re
@@ -19,7 +19,7 @@ EXAMPLES = ("extract_date", "fill_form", "choose_label", "rhyme", "steer_sentime
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> cedd.LanguageModel:
-    """A random model of printable characters, which knows nothing."""
+    """A random, untrained model of printable characters."""
     path = tmp_path_factory.mktemp("models") / "random"
     tokenizer = CharTokenizer(string.printable[:95] + "\n")
     return cedd.load(save_random(path, "absorb", "cedd", tokenizer=tokenizer, length=400, time_input="none"), "cpu")
@@ -41,12 +41,12 @@ def test_examples_are_short(name: str) -> None:
     assert len((FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 40
 
 
-def test_extract_date(model: cedd.LanguageModel, example) -> None:
+def test_extract_date_example(model: cedd.LanguageModel, example) -> None:
     found = example("extract_date").extract(model, "The school burned down on 9 August 1903.")
     assert re.fullmatch(r"1903-(0[1-9]|1[0-2])-09", found)
 
 
-def test_fill_form(model: cedd.LanguageModel, example, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_form_example(model: cedd.LanguageModel, example, monkeypatch: pytest.MonkeyPatch) -> None:
     module = example("fill_form")
     # Characters instead of words: blanks of other widths.
     monkeypatch.setattr(module, "FORM", module.FORM.replace("{6}", "{9}").replace("{3}", "{6}"))
@@ -59,7 +59,7 @@ def test_fill_form(model: cedd.LanguageModel, example, monkeypatch: pytest.Monke
     assert len(set(forms)) == 2
 
 
-def test_choose_label(model: cedd.LanguageModel, example) -> None:
+def test_choose_label_example(model: cedd.LanguageModel, example) -> None:
     module = example("choose_label")
     found = module.label(model, "Rain")
     assert set(found) == set(module.LABELS)
@@ -67,7 +67,7 @@ def test_choose_label(model: cedd.LanguageModel, example) -> None:
     assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
-def test_rhyme(model: cedd.LanguageModel, example) -> None:
+def test_rhyme_example(model: cedd.LanguageModel, example) -> None:
     module = example("rhyme")
     (line,) = module.second_lines(model, "moon", 1, seed=0, length=70)
     *words, last = line.split(" ")
@@ -76,7 +76,7 @@ def test_rhyme(model: cedd.LanguageModel, example) -> None:
     assert 6 <= len(words) + 1 <= 9
 
 
-def test_steer_sentiment(model: cedd.LanguageModel, example) -> None:
+def test_steer_sentiment_example(model: cedd.LanguageModel, example) -> None:
     module = example("steer_sentiment")
     reward = module.NaiveBayes(module.GOOD, module.BAD)
     assert reward(["a lovely day", "a long day", "a sad day"]) == pytest.approx([0.6931, 0, -0.6931], abs=1e-3)

@@ -1,5 +1,5 @@
-"""What the pages show is what happens: their commands and programs run, in one folder and in order, and print the same
-but for the figures. Training is cut short by what a page says in `<!-- tested with: ... -->`."""
+"""Commands and programs on the pages run, in one folder and in order, and print the shown output except for figures.
+Training is shortened by the options that a page gives in `<!-- tested with: ... -->`."""
 
 import contextlib
 import io
@@ -55,7 +55,7 @@ def figures(output: str) -> list[float]:
 
 
 def execute(command: Command) -> str:
-    """What a command prints, on both of its streams, run within this process where that is possible."""
+    """Run a command, within this process if possible, and return its output on both streams."""
     printed = io.StringIO()
     words = [] if command.is_python else shlex.split(command.code.replace("\\\n", " "), comments=True)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -76,7 +76,7 @@ def execute(command: Command) -> str:
 
 
 def run_program(words: list[str]) -> int:
-    """A Python program with its arguments, in this process; its exit code."""
+    """Run a Python program with its arguments in this process, and return its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
         for name in ("add_dynamics", "add_method", "add_tokenizer", "my_samplers", "toy"):  # as in a new process
@@ -89,7 +89,7 @@ def run_program(words: list[str]) -> int:
 
 
 def complaint(command: Command, printed: str) -> str | None:
-    """How an output differs from what its page says."""
+    """How an output differs from the one on the page."""
     if "varies" in command.notes:
         return None if bool(command.output.strip()) == bool(printed.strip()) else "one prints and the other does not"
     if skeleton(command.output) != skeleton(printed):
@@ -104,10 +104,10 @@ def complaint(command: Command, printed: str) -> str | None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, from which no row of a table gets into other tests."""
+    """A working folder; table entries that examples add are removed after the test."""
     for table in (PROCESSES, cedd.METHODS, DYNAMICS, WEIGHTS, TOKENIZER_KINDS):
         for name in ("shuffle-first", "bayes-late", "sedds-early", "stops-early", "towards-data", "words"):
-            monkeypatch.setitem(table, name, None)  # so that the examples' rows are taken back
+            monkeypatch.setitem(table, name, None)  # so that entries of the examples are removed afterwards
             del table[name]
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in PAGES]
 )
-def test_a_page_does_what_it_shows(page: str, folder: Path):
+def test_commands_on_page_give_shown_output(page: str, folder: Path):
     wrong, ran = {}, 0
     for command in commands((ROOT / page).read_text("utf-8")):
         if {"not run", "not tested"} & set(command.notes) or not is_there_if_needed(command):
@@ -135,14 +135,14 @@ def test_a_page_does_what_it_shows(page: str, folder: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_process", "add_dynamics"])
-def test_an_example_that_no_page_runs(name: str, folder: Path):
+def test_examples_without_page_run(name: str, folder: Path):
     """Its bound is at least the entropy of the data."""
     printed = execute(Command(f"python {folder}/docs/examples/{name}.py", False, "", slice(0), {}))
     (bound, entropy), *_ = re.findall(r"(\d\.\d+) ± .*entropy (\d\.\d+)", printed)
     assert float(bound) > float(entropy)
 
 
-def test_a_page_that_is_stale_is_noticed():
+def test_stale_output_is_detected():
     page = "```console\n$ cedd --version\ncedd 0.1.0 from afar\n```\n"
     (command,) = commands(page)
     assert complaint(command, execute(command)) is not None
@@ -154,19 +154,19 @@ def test_a_page_that_is_stale_is_noticed():
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
-def test_the_code_on_a_page_is_that_of_the_examples(page: str):
-    """Where it is not, run `python docs/refresh.py --code`."""
+def test_code_on_page_matches_examples(page: str):
+    """If it does not, run `python docs/refresh.py --code`."""
     text = (ROOT / page).read_text("utf-8")
     assert text == with_code(text)
 
 
-def test_an_example_that_changed_is_noticed():
+def test_changed_example_is_detected():
     page = "<!-- code: examples/my_cedd.py register -->\n```python\nimport os\n```\n"
     assert "PROCESSES[" in with_code(page)
     assert "import os\n" not in with_code(page)
 
 
-def test_what_is_not_run_says_why():
+def test_commands_that_are_not_run_give_reason():
     for page in PAGES:
         for command in commands((ROOT / page).read_text("utf-8")):
             reason = command.notes.get("not run") or command.notes.get("not tested")
@@ -210,7 +210,7 @@ def is_allowed(method: str, process: str) -> bool:
     return True
 
 
-def test_the_table_of_methods_is_that_of_the_code():
+def test_table_of_methods_matches_code():
     table = {row["method"]: row for row in rows(METHODS_PAGE, "method")}
     assert {*table, "ar"} == set(cedd.METHODS)
     for method, row in table.items():
@@ -218,14 +218,14 @@ def test_the_table_of_methods_is_that_of_the_code():
         assert found == ({"absorb"} if "only on" in row["output of the network; loss"] else {*MAKERS})
 
 
-def test_the_table_of_processes_is_that_of_the_code():
+def test_table_of_processes_matches_code():
     assert [row["process"] for row in rows(METHODS_PAGE, "process")] == list(PROCESSES) == list(MAKERS)
     for row in rows(METHODS_PAGE, "process"):
         process = MAKERS[row["process"]]()
         assert row["replaces tokens"] == ("✓" if process.can_shuffle else "–")
 
 
-def test_the_results_of_the_readme_are_those_of_the_pages_it_links_to():
+def test_readme_results_match_linked_pages():
     table = rows(README, "what")
     assert 1 <= len(table) <= 8
     for row in table:
@@ -235,11 +235,11 @@ def test_the_results_of_the_readme_are_those_of_the_pages_it_links_to():
             assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", page), (row["what"], figure)
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len(README.read_bytes()) <= 9 * 1024
 
 
-def test_figures_on_the_card_of_english_are_those_of_their_commands():
+def test_figures_on_card_of_english_match_results():
     """Infilled words as in docs/results/samplers.md; samples and corrected words as in benchmarks/results."""
     folder = packaged(DEFAULT_MODEL)
     results = json.loads((folder / CONFIG_FILE).read_text("utf-8"))["results"]
@@ -276,7 +276,7 @@ def test_figures_on_the_card_of_english_are_those_of_their_commands():
         assert found["texts"] == len(each)
 
 
-def test_the_figures_of_constraints_are_those_of_the_result_files():
+def test_figures_of_constraints_match_result_files():
     page = " ".join((ROOT / "docs/guides/control.md").read_text("utf-8").split())
     for name, device in (("constraints", "a CPU core"), ("constraints-gpu", "an NVIDIA H200")):
         found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text("utf-8"))

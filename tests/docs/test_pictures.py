@@ -16,7 +16,7 @@ def shown() -> set[str]:
     return {name for page in PAGES for name in re.findall(r"!\[[^\]]+\]\([\w/.]*images/([\w.-]+)\)", page.read_text())}
 
 
-def test_every_image_is_shown_and_drawn_by_a_function():
+def test_every_image_is_shown_and_has_drawing_function():
     files = {path.name for path in IMAGES.iterdir()}
     assert files == shown()
     assert files == {*(f"{name}.svg" for name in PICTURES), *(f"{name}.gif" for name in ANIMATIONS)}
@@ -25,7 +25,7 @@ def test_every_image_is_shown_and_drawn_by_a_function():
 @pytest.mark.parametrize(
     "name", ["coverage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("clocks", "how-tight"))]
 )
-def test_a_picture_can_be_drawn_and_has_no_background(name: str, tmp_path: Path):
+def test_picture_can_be_drawn_without_background(name: str, tmp_path: Path):
     text = save(name, tmp_path).read_text("utf-8")
     assert "<svg" in text
     assert 'id="patch_1"' in text

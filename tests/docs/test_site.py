@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, has every page, and asks no other machine for anything."""
+"""The documentation builds without warnings, has every page, and requests nothing from other hosts."""
 
 import html
 import re
@@ -26,14 +26,14 @@ _FETCHED = (
 
 
 def build(site: Path, config: Path = ROOT / "mkdocs.yml") -> None:
-    """What `make docs` does, in another folder. (With --quiet, warnings would not fail a strict build.)"""
+    """Build the site as `make docs` does, in another folder. (With --quiet, warnings would not fail a strict build.)"""
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(site)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def fetched(text: str) -> Iterator[str]:
-    """The addresses of what a browser fetches for a page or a style sheet without being asked."""
+    """The addresses that a browser fetches automatically for a page or a style sheet."""
     for pattern in _FETCHED:
         yield from re.findall(pattern, text)
 
@@ -50,13 +50,13 @@ def listed(nav: object) -> Iterator[str]:
             yield from listed(part)
 
 
-def test_the_navigation_lists_each_page_once():
+def test_navigation_lists_each_page_once():
     pages = sorted(listed(mkdocs.load_config(str(ROOT / "mkdocs.yml")).nav))
     assert pages == sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
-def test_the_site(tmp_path: Path):
-    """One build for everything that is asked of it."""
+def test_site_builds_completely_and_fetches_nothing_external(tmp_path: Path):
+    """One build for all checks."""
     build(tmp_path)
     pages = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")} - {
         Path("index")
@@ -83,14 +83,14 @@ def test_the_site(tmp_path: Path):
     assert not [name for name in cedd.__all__ if f'id="cedd.{name}"' not in reference]
 
 
-def test_what_comes_from_elsewhere_is_noticed():
+def test_external_addresses_are_detected():
     text = '<script src="https://a/b.js"></script><link href="//c/d.css" rel="stylesheet"> @font-face{src:url(//e/f)}'
     assert set(fetched(text)) == {"https://a/b.js", "//c/d.css", "//e/f"}
 
 
 @pytest.mark.slow
-def test_a_link_without_a_target_fails_the_build(tmp_path: Path):
-    """By the rules of the real configuration, on a page of its own."""
+def test_broken_link_fails_build(tmp_path: Path):
+    """With the validation rules of the real configuration, on a separate page."""
     rules = yaml.safe_dump(
         {"validation": dict(mkdocs.load_config(str(ROOT / "mkdocs.yml")).user_configs[0]["validation"])}
     )

@@ -1,4 +1,4 @@
-"""Dynamics as a part of a method: what cannot be combined is refused when it is made, and nobody asks what it has."""
+"""Dynamics as a part of a method: invalid combinations fail at construction, and custom dynamics work everywhere."""
 
 import json
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ V = 4
         ((cedd.Denoiser(), ScoreEntropy(), Causal()), "an autoregressive model learns"),
     ],
 )
-def test_a_combination_without_sense_is_refused_when_the_method_is_made(parts, message: str) -> None:
+def test_invalid_combinations_are_rejected_at_construction(parts, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cedd.Method("wrong", *parts)
 
@@ -41,7 +41,7 @@ def test_time_reversal_is_the_default() -> None:
     assert [name for name, method in cedd.METHODS.items() if not method.dynamics.noisy] == ["ar"]
 
 
-def test_a_corrector_belongs_to_flow_matching() -> None:
+def test_corrector_needs_flow_matching() -> None:
     corrector = Corrector(0.5)
     assert Flow().with_corrector(corrector) == Flow(corrector)
     for dynamics in (Reversal(), Causal()):
@@ -53,7 +53,7 @@ def test_a_corrector_belongs_to_flow_matching() -> None:
 
 @dataclass(frozen=True)
 class Picky(Reversal):
-    """Time reversal of processes with a mask only, that has no paper's bounds."""
+    """Time reversal for processes with a mask only, without the paper's bounds."""
 
     bounds = ("tight",)
 
@@ -62,7 +62,7 @@ class Picky(Reversal):
             raise ValueError("picky needs a mask")
 
 
-def test_dynamics_of_your_own_are_asked_by_loss_bound_and_sampler() -> None:
+def test_custom_dynamics_are_used_by_loss_bound_and_sampler() -> None:
     bayes = cedd.METHODS["bayes"]
     method = cedd.Method("picky", bayes.parameterization, bayes.objective, Picky())
 
@@ -84,7 +84,7 @@ def test_dynamics_of_your_own_are_asked_by_loss_bound_and_sampler() -> None:
     assert cedd.exact_bound(model, cedd.absorb(V), p0, method=method) == pytest.approx(torch.tensor(V).log().item())
 
 
-def test_every_dynamics_answers_or_says_why_not() -> None:
+def test_causal_dynamics_have_no_rules_or_target() -> None:
     assert set(Flow().rules()) <= set(Reversal().rules())
     for call in (lambda: Causal().rules(), lambda: Causal().target()):
         with pytest.raises(ValueError, match="no noise process"):
@@ -109,14 +109,14 @@ def test_every_dynamics_answers_or_says_why_not() -> None:
         ),
     ],
 )
-def test_a_part_of_a_wrong_type_is_named(parts, message: str) -> None:
+def test_part_of_wrong_type_is_named_in_error(parts, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         cedd.Method("wrong", *parts)
 
 
 @dataclass(frozen=True)
 class WithStay(Reversal):
-    """Time reversal with one more rule, by which nothing moves."""
+    """Time reversal with an additional rule under which nothing moves."""
 
     def rules(self) -> Mapping[str, StepRule]:
         euler = RULES["euler"]
@@ -132,8 +132,8 @@ def through_json(method: cedd.Method) -> cedd.Method:
     return method_from_config(json.loads(json.dumps(method.config())))
 
 
-def test_a_method_is_read_back_from_its_record() -> None:
-    """Those of the table by their names, too, and any numbers of their parts."""
+def test_method_round_trips_through_json() -> None:
+    """Registered methods also by name, with any parameters of their parts."""
     for method in cedd.METHODS.values():
         assert method_from_config(method.name) == method
         for changed in (method, method.with_sigma_floor(0.003), method.with_stop(0.02), replace(method, name="mine")):
@@ -163,8 +163,8 @@ def late(noise: Noise, x_t: Tensor) -> Tensor:
     return noise.t
 
 
-def test_a_method_of_ones_own_is_saved_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once its classes have names in their tables; until then the message says in which."""
+def test_custom_method_is_saved_with_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its classes must be registered; otherwise the error names the registry."""
     mine = cedd.Method("mine", Sharpened(factor=3.0), CrossEntropy(Towards(0.25)), WithStay(stop=0.02))
     tables = {
         "cedd.parameterization.PARAMETERIZATIONS": (PARAMETERIZATIONS, Sharpened),
@@ -186,7 +186,7 @@ def test_a_method_of_ones_own_is_saved_with_its_numbers(monkeypatch: pytest.Monk
 
 
 class Careless(WithStay):
-    """A number that is not a field."""
+    """Stores a number that is not a dataclass field."""
 
     def __init__(self, number: float) -> None:
         super().__init__()
@@ -211,20 +211,20 @@ class Careless(WithStay):
         ),
     ],
 )
-def test_a_record_that_does_not_fit_is_refused(change, message: str) -> None:
+def test_invalid_records_are_rejected(change, message: str) -> None:
     record = cedd.METHODS["cedd"].config()
     change(record)
     with pytest.raises(ValueError, match=message):
         method_from_config(record)
 
 
-def test_numbers_that_would_be_lost_are_not_saved_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_outside_fields_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DYNAMICS, "careless", Careless)
     with pytest.raises(ValueError, match="Careless cannot be saved: make it a frozen dataclass"):
         replace(cedd.METHODS["bayes"], dynamics=Careless(2.0)).config()
 
 
-def test_a_rule_that_only_your_dynamics_have_is_called_by_its_name() -> None:
+def test_rule_of_custom_dynamics_is_selected_by_name() -> None:
     bayes = cedd.METHODS["bayes"]
     method = cedd.Method("staying", bayes.parameterization, bayes.objective, WithStay())
 

@@ -37,7 +37,7 @@ def all_pairs(process: cedd.TokenProcess, t: float) -> tuple[torch.Tensor, torch
 
 @settings(max_examples=30, deadline=None)
 @given(NAME, VOCAB, TIME, SEED)
-def test_every_part_is_the_oracles_sum(name: str, V: int, t: float, seed: int) -> None:
+def test_integrand_parts_match_reference_sums(name: str, V: int, t: float, seed: int) -> None:
     process = PROCESSES[name](V)
     x_t, x0, noise = all_pairs(process, t)
     log_s = torch.randn(len(x_t), V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_every_part_is_the_oracles_sum(name: str, V: int, t: float, seed: int) -
 
 @settings(max_examples=30, deadline=None)
 @given(NAME, VOCAB, TIME)
-def test_means_by_enumeration(name: str, V: int, t: float) -> None:
+def test_mean_known_terms_match_enumeration(name: str, V: int, t: float) -> None:
     process = PROCESSES[name](V)
     mean = mean_known_terms(process.noise(t))
     matrix = reference.transition(matching_chain(process, 1), t)
@@ -71,7 +71,7 @@ def test_means_by_enumeration(name: str, V: int, t: float) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(NAME, VOCAB)
-def test_the_known_part_integrates_to_the_conditional_entropy(name: str, V: int) -> None:
+def test_known_part_integrates_to_conditional_entropy(name: str, V: int) -> None:
     """int E[K + out-rate] dt = H(p_{1|0}): why J1 and J2 are one bound."""
     process = PROCESSES[name](V)
 
@@ -87,7 +87,7 @@ def test_the_known_part_integrates_to_the_conditional_entropy(name: str, V: int)
 
 @settings(max_examples=40, deadline=None)
 @given(NAME, VOCAB, TIME, st.floats(0.0, 3.0), SEED)
-def test_l_is_a_divergence(name: str, V: int, t: float, size: float, seed: int) -> None:
+def test_score_entropy_plus_known_terms_is_a_divergence(name: str, V: int, t: float, size: float, seed: int) -> None:
     """l = lbar + K is at least 0, and 0 where the learned rates are the true ones."""
     process = PROCESSES[name](V)
     x_t, x0, noise = all_pairs(process, t)
@@ -96,20 +96,20 @@ def test_l_is_a_divergence(name: str, V: int, t: float, size: float, seed: int) 
     log_true = true.clamp_min(1e-300).log()
     error = size * torch.randn(len(x_t), V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     entropy = known_terms(x_t, x0, noise).entropy
-    # Positions that nothing can leave cost nothing, whatever their ratios say.
+    # Positions that cannot change contribute nothing, whatever their ratios.
     possible = can_jump(x_t, noise)
     scale = 1 + entropy.abs()
     divergence = (score_entropy(log_true + error, x0, x_t, noise) + entropy)[possible] / scale[possible]
     assert float(divergence.min()) >= -1e-12
     at_truth = (score_entropy(log_true, x0, x_t, noise) + entropy)[possible] / scale[possible]
     assert float(at_truth.abs().max()) < 1e-11
-    # With every ratio off by a factor e, each position pays where there is anything to reach.
+    # With every ratio off by a factor e, each position with a possible jump contributes.
     off = (score_entropy(log_true + 1, x0, x_t, noise) + entropy)[possible]
     rates = (ratios.rate * (true * (torch.arange(V) != x_t[:, None])).sum(-1))[possible]
     torch.testing.assert_close(off, rates * (math.e - 2), rtol=1e-6, atol=1e-9 * float(scale.max()))
 
 
-def test_the_oracle_agrees_that_it_is_a_divergence() -> None:
+def test_reference_divergence_is_nonnegative_and_consistent() -> None:
     generator = np.random.default_rng(0)
     a, b = generator.random(5), generator.random(5)
     assert reference.generalised_kl(a, b) > 0
@@ -121,7 +121,7 @@ def test_the_oracle_agrees_that_it_is_a_divergence() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(VOCAB, st.floats(1e-9, 1.0), SEED)
-def test_on_absorb_j1_collapses_to_a_cross_entropy(V: int, t: float, seed: int) -> None:
+def test_j1_on_absorb_reduces_to_cross_entropy(V: int, t: float, seed: int) -> None:
     """-sigma'/(e^sigma - 1) log f[x0] at every mask, so that J2 only adds noise to it."""
     process = cedd.absorb(V)
     noise = process.noise(torch.full((V,), t, dtype=torch.float64))
@@ -138,7 +138,7 @@ def test_on_absorb_j1_collapses_to_a_cross_entropy(V: int, t: float, seed: int) 
 
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("t", [0.0, 1e-12, 1e-6, 1.0])
-def test_known_terms_are_finite_at_a_real_vocabulary(name: str, t: float) -> None:
+def test_known_terms_are_finite_for_large_vocabulary(name: str, t: float) -> None:
     V = 50257
     process = PROCESSES[name](V)
     x_t = torch.tensor([5, 5, V if process.has_mask else 5])
@@ -152,7 +152,7 @@ def test_known_terms_are_finite_at_a_real_vocabulary(name: str, t: float) -> Non
     assert bool(torch.isfinite(terms.out_rate).all())
 
 
-def test_where_nothing_can_be_left_nothing_is_paid() -> None:
+def test_entropy_terms_vanish_where_no_jump_is_possible() -> None:
     process = cedd.absorb(4)
     noise = process.noise(torch.tensor([0.5]))
     x = torch.tensor([2])

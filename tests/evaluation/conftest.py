@@ -1,3 +1,3 @@
-"""What the tests of evaluation share."""
+"""Shared fixtures of the evaluation tests."""
 
 from tests.training.pictures import no_pictures  # noqa: F401

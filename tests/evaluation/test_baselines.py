@@ -16,19 +16,19 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int64)
 
 
-def test_unigram_by_hand():
+def test_unigram_matches_hand_computation():
     """Text 0 0 1 over three tokens: C = 3, T = 2, so p(c) = (C(c) + 2/3) / 5."""
     model = NGram(ids(0, 0, 1), 3, 1)
     assert model.probabilities(ids(0, 1, 2)[None])[0] == pytest.approx([8 / 15, 1 / 3, 2 / 15])
 
 
-def test_bigram_by_hand():
+def test_bigram_matches_hand_computation():
     """Text 0 1 0 1 0 2: after 0 came 1, 1, 2, so p(1 | 0) = (2 + 2 p(1)) / 5 with p(1) = (2 + 3/3) / 9."""
     model = NGram(ids(0, 1, 0, 1, 0, 2), 3, 2)
     first, second = model.probabilities(ids(0, 1)[None])[0]
     assert first == pytest.approx((3 + 1) / 9)
     assert second == pytest.approx((2 + 2 * (2 + 1) / 9) / 5)
-    # 2 was never followed by anything: its context passes the question on.
+    # 2 was never followed by anything: its context backs off to the unigram.
     assert model.probabilities(ids(2, 1)[None])[0, 1] == pytest.approx(3 / 9)
 
 
@@ -38,7 +38,7 @@ def test_bigram_by_hand():
     order=st.integers(1, 4),
 )
 @settings(max_examples=60, deadline=None)
-def test_probabilities_of_the_next_token_sum_to_one(text: list[int], past: list[int], order: int):
+def test_next_token_probabilities_sum_to_one(text: list[int], past: list[int], order: int):
     model = NGram(ids(*text), 4, order)
     continued = np.array([[*past, token] for token in range(4)], dtype=np.int64)
     probabilities = model.probabilities(continued)[:, -1]
@@ -46,40 +46,40 @@ def test_probabilities_of_the_next_token_sum_to_one(text: list[int], past: list[
     assert probabilities.sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_bits_are_those_of_every_order_it_contains():
+def test_bits_cover_every_lower_order():
     text, blocks = np.random.default_rng(0).integers(0, 5, 300), np.random.default_rng(1).integers(0, 5, (4, 9))
     nested = NGram(text, 5, 3).bits(blocks)
     for order, bits in enumerate(nested, 1):
         assert bits == pytest.approx(-np.log2(NGram(text, 5, order).probabilities(blocks)))
 
 
-def test_a_context_that_says_all_needs_few_bits():
+def test_deterministic_text_needs_few_bits():
     text = np.tile(ids(0, 1, 2, 3), 500)
     bits = NGram(text, 4, 2).bits(ids(0, 1, 2, 3, 0)[None])[-1][0]
     assert bits[0] == pytest.approx(2, abs=0.01)
     assert (bits[1:] < 0.01).all()
 
 
-def test_orders_that_cannot_be_numbered_are_refused():
+def test_invalid_orders_are_rejected():
     with pytest.raises(ValueError, match="smaller order"):
         NGram(ids(0, 1), 50257, 5)
     with pytest.raises(ValueError, match="at least 1"):
         NGram(ids(0, 1), 2, 0)
 
 
-def test_compressed_bits_by_hand():
+def test_compressed_bits_match_compressors():
     text = "the cat sat on the mat. " * 20
     assert compressed_bits("gzip", text) == 8 * len(gzip.compress(text.encode(), 9, mtime=0))
     letters = np.random.default_rng(0).integers(97, 123, 3000).astype(np.uint8).tobytes().decode()
-    for long in (text, letters, (text + letters) * 30):  # as short as with the preset's own window, which is longer
+    for long in (text, letters, (text + letters) * 30):  # as short as with the longer window of the preset
         preset = lzma.compress(long.encode(), preset=9 | lzma.PRESET_EXTREME)
         assert compressed_bits("xz", long) == 8 * len(preset)
     assert compressed_bits("xz", letters) > math.log2(26) * len(letters)  # nothing beats the entropy of random letters
     assert compressed_bits("xz", letters, given=letters) < 0.3 * len(letters)  # only a reference to the given ones
 
 
-def test_the_table_is_in_bits_per_character():
-    """Two characters a token: a token's bits are shared by both."""
+def test_baselines_are_in_bits_per_character():
+    """With two characters per token, each character has half of the token's bits."""
     train, held_out = np.tile(ids(0, 1), 400), np.tile(ids(0, 1), 8).reshape(2, 8)
     pairs = ["ab", "cd"]
     found = measure_baselines(
@@ -94,8 +94,8 @@ def test_the_table_is_in_bits_per_character():
     assert table["xz"].stderr is None
 
 
-def test_without_a_training_text_each_half_is_read_by_models_of_the_other():
-    """Of two halves that have no token in common, the other half's model knows nothing; of the same ones, all."""
+def test_without_training_text_each_half_is_scored_by_the_other():
+    """If the halves share no tokens, the model of the other half predicts nothing; if they are equal, everything."""
 
     def letters(block):
         return "".join("abcd"[i] for i in block)

@@ -1,4 +1,4 @@
-"""Runs with different tokenizers on the same text: stretches that all of them read, figures, and the one table."""
+"""Runs with different tokenizers on the same text: common segments, figures, and the table."""
 
 import json
 import math
@@ -78,7 +78,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], place: Path, *words: str) -> di
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_edges_are_where_the_text_is_cut(place: Path, wrap: bool) -> None:
+def test_block_edges_match_decoded_text(place: Path, wrap: bool) -> None:
     """The boundaries are the byte counts of the decoded text before each block, without end tokens and leftovers."""
     for reading in readings(place, "bytes", "pieces", wrap=wrap):
         tokens, length = reading.data.packed.blocks, reading.data.packed.length
@@ -88,8 +88,8 @@ def test_edges_are_where_the_text_is_cut(place: Path, wrap: bool) -> None:
             assert reading.edges[k] == pytest.approx(len(before.encode()), rel=3e-3)
 
 
-def test_nothing_is_lost_or_counted_twice(place: Path) -> None:
-    """A run that costs one nat a byte costs one nat a byte in each stretch, however it cuts the text."""
+def test_segments_use_every_block_exactly_once(place: Path) -> None:
+    """A run that costs one nat per byte costs one nat per byte in each segment, however it splits the text."""
     pair = readings(place, "bytes", "pieces")
     units = units_of(pair, None)
     assert units.name == "segments"
@@ -100,12 +100,12 @@ def test_nothing_is_lost_or_counted_twice(place: Path) -> None:
         sizes = torch.from_numpy(np.diff(reading.edges)[units.blocks[run]])
         values = units.nats_per_byte(run, sizes / reading.folder.length, reading.folder.length)
         assert torch.allclose(values, torch.ones_like(values))
-        # All blocks but those beyond the text in common are used, each once.
+        # All blocks within the common text are used, each once.
         assert float(units.shares[run].sum()) == pytest.approx(len(sizes), abs=1)
 
 
-def test_a_stretch_has_the_nats_of_its_own_text(place: Path) -> None:
-    """A cost that only one place of the text has is in the stretch of that place alone, for both runs."""
+def test_segment_has_nats_of_its_own_text(place: Path) -> None:
+    """A cost at a single place of the text is in the segment of that place alone, for both runs."""
     pair = readings(place, "bytes", "pieces")
     units = units_of(pair, None)
     where = 3.5 * units.bytes
@@ -118,7 +118,7 @@ def test_a_stretch_has_the_nats_of_its_own_text(place: Path) -> None:
         assert float(values.sum() * units.bytes) == pytest.approx(1)
 
 
-def test_few_sequences_are_stretches_over_all_of_the_text(place: Path) -> None:
+def test_few_sequences_form_segments_over_whole_text(place: Path) -> None:
     pair = readings(place, "bytes", "pieces")
     units = units_of(pair, 16)
     assert units.shares is not None
@@ -134,7 +134,7 @@ def test_few_sequences_are_stretches_over_all_of_the_text(place: Path) -> None:
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_runs_with_one_tokenizer_are_paired_by_sequence(place: Path, capsys) -> None:
+def test_runs_with_same_tokenizer_are_paired_by_sequence(place: Path, capsys) -> None:
     record = evaluate(capsys, place, "pieces", "roulette", "causal", "--draws", "4")
     assert [found["paired_over"] for found in record["comparisons"]] == ["sequences", "sequences"]
     for run, found in zip(record["runs"][1:], record["comparisons"], strict=True):
@@ -144,7 +144,7 @@ def test_runs_with_one_tokenizer_are_paired_by_sequence(place: Path, capsys) -> 
         assert low < less < high
 
 
-def test_runs_with_different_tokenizers_are_paired_by_stretches(place: Path, capsys) -> None:
+def test_runs_with_different_tokenizers_are_paired_by_segment(place: Path, capsys) -> None:
     record = evaluate(capsys, place, "pieces", "bytes", "causal", "--draws", "4")
     first, second, third = (run["in_common"]["tight"] for run in record["runs"])
     for run, found in zip((second, third), record["comparisons"], strict=True):
@@ -162,8 +162,8 @@ def test_runs_with_different_tokenizers_are_paired_by_stretches(place: Path, cap
         assert low < common["bits_per_byte"] < high
 
 
-def test_pairing_takes_out_what_both_find_hard(place: Path) -> None:
-    """Blocks of two runs that cost what their text does, one of them a tenth more: the difference has no error."""
+def test_pairing_removes_shared_difficulty_from_interval(place: Path) -> None:
+    """Both runs cost as much as their text is hard, one of them a tenth more: the difference has almost no error."""
     pair = readings(place, "bytes", "pieces")
     units = units_of(pair, None)
     hard = np.random.default_rng(1).exponential(size=50)  # of each fiftieth of the text
@@ -179,7 +179,7 @@ def test_pairing_takes_out_what_both_find_hard(place: Path) -> None:
     assert together[1] - together[0] < 0.2 * (alone[1] - alone[0])
 
 
-def test_the_table_is_one(place: Path, capsys) -> None:
+def test_runs_are_shown_in_one_table(place: Path, capsys) -> None:
     words = ["evaluate", *(str(place / name) for name in ("pieces", "bytes", "causal"))]
     words += ["--data", str(place / "text.txt"), "--draws", "2", "--device", "cpu"]
     assert main(words) == 0
@@ -193,7 +193,7 @@ def test_the_table_is_one(place: Path, capsys) -> None:
 # ---- wrapped blocks -------------------------------------------------------------------------------------------------
 
 
-def test_wrapped_blocks_stand_between_end_tokens(place: Path, capsys) -> None:
+def test_wrapped_blocks_are_enclosed_in_end_tokens(place: Path, capsys) -> None:
     (reading,) = readings(place, "pieces", wrap=True)
     blocks, end = reading.data.blocks(np.arange(3)), reading.folder.tokenizer.eos_id
     assert blocks.shape == (3, reading.folder.length)
@@ -205,7 +205,7 @@ def test_wrapped_blocks_stand_between_end_tokens(place: Path, capsys) -> None:
     data, bound = wrapped["data"], wrapped["runs"][0]["bounds"]["tight"]
     assert (data["wrap"], data["length"]) == ("bos-eos", reading.folder.length)
     assert data["blocks"] * data["length"] + data["remainder_tokens"] == data["tokens"]
-    # Their nats are counted, their bytes are not there.
+    # The nats of the end tokens count, but they have no bytes.
     text = reading.folder.tokenizer.decode(reading.data.packed.blocks.reshape(-1).astype(np.int64))
     assert end is not None
     text = text.replace(reading.folder.tokenizer.decode([end]), "")
@@ -218,7 +218,7 @@ def test_wrapped_blocks_stand_between_end_tokens(place: Path, capsys) -> None:
     assert bound["nats_per_token"] == pytest.approx(direct.nats_per_token)
 
 
-def test_only_networks_that_were_trained_so_are_wrapped(place: Path, capsys) -> None:
+def test_wrap_trained_applies_only_to_networks_trained_that_way(place: Path, capsys) -> None:
     pieces = load_folder(place / "pieces").tokenizer
     save_random(place / "imported", "absorb", "cedd", {"imported": {"family": "MDLM", "wrap": "bos-eos"}}, pieces)
     record = evaluate(capsys, place, "pieces", "imported", "--wrap", "trained", "--draws", "2")
@@ -227,14 +227,14 @@ def test_only_networks_that_were_trained_so_are_wrapped(place: Path, capsys) -> 
     assert "cannot be wrapped: that takes a token" in capsys.readouterr().err
 
 
-# ---- how much text a token stands for -------------------------------------------------------------------------------
+# ---- bytes per token ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["plain", "Grüße, 世界 🙂"])
-def test_widths_add_up_to_the_text(text: str) -> None:
+def test_token_widths_sum_to_text_size(text: str) -> None:
     kinds: list[Tokenizer] = [ByteTokenizer(), BPETokenizer.train([text], 270)]
     kinds += [CharTokenizer(text), PaddedTokenizer(kinds[1])]
-    assert PaddedTokenizer(kinds[1]).words_begin_with_spaces  # a blank takes the space before it, as it does without
+    assert PaddedTokenizer(kinds[1]).words_begin_with_spaces  # as for the tokenizer without padding
     for tokenizer in kinds:
         assert tokenizer.widths[tokenizer.encode(text)].sum() == len(text.encode())
     numbers = IdTokenizer(20)

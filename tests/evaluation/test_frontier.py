@@ -1,4 +1,4 @@
-"""Frontiers: curves compared at equal entropy, by texts that can be drawn here and judged there."""
+"""Frontiers: curves compared at equal entropy, with texts that can be drawn and judged on different machines."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from tests.training.processes import start_server, wait
 
 
 def point(setting, nats, entropies) -> Point:
-    """Texts of ten of the judge's tokens each."""
+    """A point whose texts have ten of the judge's tokens each."""
     nats, entropies = np.asarray(nats, dtype=float), np.asarray(entropies, dtype=float)
     return Point(setting, 10 * nats, np.full(len(nats), 10.0), np.zeros(len(nats)), entropies, {"2": 1.0}, None)
 
@@ -37,7 +37,7 @@ def two_curves(noise) -> list[Point]:
     ]
 
 
-def test_curves_are_interpolated_along_entropy_and_compared_there():
+def test_curves_are_interpolated_and_compared_at_equal_entropy():
     few, many = compare_curves(two_curves(np.zeros(5)), 4.25)[::-1]
     assert many.perplexity is not None
     assert many.perplexity.value == pytest.approx(math.exp(3.5))
@@ -48,7 +48,7 @@ def test_curves_are_interpolated_along_entropy_and_compared_there():
 
 
 def test_points_of_equal_entropy_are_averaged():
-    """Short texts of which no token comes twice all have the same."""
+    """Short texts without repeated tokens all have the same entropy."""
     points = [point(Setting("run", "analytic", 8, t), [nats] * 3, [2.0] * 3) for t, nats in ((1.0, 3.0), (0.5, 4.0))]
     (found,) = compare_curves(points, 2.0)
     assert found.perplexity is not None
@@ -56,7 +56,7 @@ def test_points_of_equal_entropy_are_averaged():
     assert found.perplexity.high == pytest.approx(math.exp(3.5))
 
 
-def test_a_curve_is_not_extrapolated_far_when_a_text_is_left_out():
+def test_leave_one_out_does_not_extrapolate_curve_far():
     """Its two points may then have nearly the same entropy, and an arbitrary slope."""
     nats = ((1.0, [3.0, 5.0, 4.0], [2.0, 2.1, 2.2]), (0.5, [4.0, 3.0, 5.0], [2.15, 2.0, 2.16]))
     points = [point(Setting("run", "analytic", 8, temperature), *of_texts) for temperature, *of_texts in nats]
@@ -69,11 +69,11 @@ def test_a_curve_is_not_extrapolated_far_when_a_text_is_left_out():
 
 
 def width(interval) -> float:
-    """How many times its lower end the upper one is."""
+    """The ratio of the upper end to the lower end."""
     return interval.high / interval.low
 
 
-def test_what_cells_have_in_common_is_not_in_their_difference():
+def test_shared_noise_of_cells_cancels_in_their_difference():
     """Text i has the same seed in every cell, and is left out of all cells together."""
     noise = np.random.default_rng(0).normal(0, 0.3, 40)
     few = compare_curves(two_curves(noise), 4.5)[1]
@@ -81,14 +81,14 @@ def test_what_cells_have_in_common_is_not_in_their_difference():
     assert width(few.over_most_steps) == pytest.approx(1)
 
 
-def test_no_curve_is_continued_beyond_its_ends():
+def test_curves_are_not_extrapolated_beyond_their_ends():
     rows = compare_curves(two_curves(np.zeros(5)), 5.1)
     assert [row.perplexity for row in rows] == [None, None]
     alone = two_curves(np.zeros(5))[:1]
     assert compare_curves(alone, 5.0)[0].perplexity is None, "a point is no curve"
 
 
-def test_the_entropy_at_which_curves_are_compared():
+def test_common_entropy_of_curves():
     curves = two_curves(np.zeros(3))
     assert common_entropy(curves) == pytest.approx(4.5)
     assert common_entropy([*curves, point(Setting("real text", "", 0), [3.0], [4.2])]) == pytest.approx(4.2)
@@ -97,8 +97,8 @@ def test_the_entropy_at_which_curves_are_compared():
     assert len(curves_of([*curves, *apart])) == 3
 
 
-def test_cells_with_more_texts_do_not_widen_the_others():
-    """A cell of 40 texts has the same interval next to a cell of 90 as alone, but for Student's degrees of freedom."""
+def test_cells_with_more_texts_do_not_widen_other_intervals():
+    """A cell of 40 texts has the same interval with or without a cell of 90, except for the degrees of freedom."""
     noise = np.random.default_rng(3).normal(0, 0.3, 90)
     more = [point(Setting("more", "analytic", 8, t), 3 + noise, x + 0 * noise) for t, x in ((1.0, 5.0), (0.8, 4.0))]
     alone, together = (compare_curves([*two_curves(noise[:40]), *rest], 4.5)[0].perplexity for rest in ([], more))
@@ -121,7 +121,7 @@ def words(runs, folder, *more):
     return ["genppl", *runs, "--frontier", str(folder), *swept.split(), *more]
 
 
-def test_a_frontier_is_drawn_judged_resumed_and_plotted(runs, tmp_path, capsys, monkeypatch):
+def test_frontier_is_drawn_judged_resumed_and_plotted(runs, tmp_path, capsys, monkeypatch):
     book, plot = tmp_path / "book.txt", tmp_path / "curves.png"
     book.write_text("the cat sat on the mat. " * 20)
     given = words([runs["absorb"], runs["roulette"]], tmp_path / "curves", "--judge", runs["causal"], "--json")
@@ -157,7 +157,7 @@ def test_a_frontier_is_drawn_judged_resumed_and_plotted(runs, tmp_path, capsys, 
 
 
 @pytest.mark.slow
-def test_texts_are_drawn_here_and_judged_there(runs, tmp_path, capsys):
+def test_texts_can_be_drawn_first_and_judged_later(runs, tmp_path, capsys):
     folder = tmp_path / "curves"
     assert main(words([runs["absorb"]], folder, "--draw-only", "--judge", "/no/judge")) == 0
     assert capsys.readouterr().out == ""
@@ -170,8 +170,8 @@ def test_texts_are_drawn_here_and_judged_there(runs, tmp_path, capsys):
     assert all(set(cell["judged"]) == {"causal", "roulette"} for cell in Frontier(folder).cells.values())
 
 
-def test_another_judge_of_the_same_name_is_refused(runs, tmp_path, capsys):
-    """Its figures would be mixed with those of the first."""
+def test_different_judge_with_same_name_is_rejected(runs, tmp_path, capsys):
+    """Otherwise the scores of both judges would be mixed."""
     folder, other = tmp_path / "curves", save_random(tmp_path / "causal", "absorb", "ar", mlp_ratio=2)
     assert main(words([runs["absorb"]], folder, "--judge", runs["causal"])) == 0
     capsys.readouterr()
@@ -184,7 +184,7 @@ def test_another_judge_of_the_same_name_is_refused(runs, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, monkeypatch):
+def test_interruption_loses_only_current_cell(runs, tmp_path, capsys, monkeypatch):
     folder, drawn = tmp_path / "curves", []
     draw = LoadedModel.draw
 
@@ -203,8 +203,8 @@ def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, mon
 
 
 @pytest.mark.slow
-def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys):
-    """Two commands at once, whose sweeps overlap, and the same one after the other in another folder."""
+def test_concurrent_processes_share_one_frontier_folder(runs, tmp_path, capsys):
+    """Two concurrent commands with overlapping sweeps give the same cells as one after the other in another folder."""
     swept = [("analytic", "euler"), ("euler", "first-hitting")]
     together, alone = tmp_path / "together", tmp_path / "alone"
 
@@ -228,8 +228,8 @@ def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys
     assert not [file for file in together.iterdir() if file.name.startswith(".")]
 
 
-def test_what_others_add_stays(runs, tmp_path, capsys):
-    """Two views of one folder, each of which knows only of its own cells; texts that others have kept stay theirs."""
+def test_results_of_other_processes_are_kept(runs, tmp_path, capsys):
+    """Two views of one folder, each of which has loaded only its own cells, do not overwrite each other's texts."""
     folder, model = tmp_path / "curves", load(runs["absorb"], "cpu")
     one, other = Frontier(folder), Frontier(folder)
     first, second = Setting("absorb", "analytic", 2), Setting("absorb", "analytic", 4)
@@ -240,7 +240,7 @@ def test_what_others_add_stays(runs, tmp_path, capsys):
     assert len(load_samples(folder / "samples" / f"{first.name}.jsonl").texts) == 3
 
     class Slow:
-        """Another process draws more texts of the cell that it reads."""
+        """A judge; while it scores a cell, another process draws more texts of that cell."""
 
         name, precision = "slow", "float32"
         readings = 0
@@ -263,7 +263,7 @@ def test_what_others_add_stays(runs, tmp_path, capsys):
         later.begin({"absorb": model}, 8, 1)
 
 
-def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
+def test_autoregressive_model_is_one_curve(runs, tmp_path, capsys):
     assert main(words([runs["causal"]], tmp_path / "curves", "--judge", runs["absorb"], "--json")) == 0
     found = json.loads(capsys.readouterr().out)["cells"]
     assert [(cell["sampler"], cell["steps"], cell["temperature"]) for cell in found] == [
@@ -290,7 +290,7 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
         ("--text /no/text", "file not found: /no/text"),
     ],
 )
-def test_bad_input_is_one_line(more, message, runs, tmp_path, capsys, monkeypatch):
+def test_invalid_input_gives_one_line_error(more, message, runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     folder = tmp_path / "curves"
     kept, model = Frontier(folder), load(runs["absorb"], "cpu")
@@ -308,7 +308,7 @@ def test_texts_of_one_token_are_not_judged(runs, tmp_path, capsys):
     assert "has two tokens of the judge" in capsys.readouterr().err
 
 
-def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):
+def test_conflicting_or_damaged_frontiers_are_rejected(runs, tmp_path, capsys):
     other = save_random(tmp_path / "absorb", "absorb", "ceddt", mlp_ratio=2)
     folder = tmp_path / "curves"
     assert main(words([runs["absorb"], str(other)], folder, "--judge", runs["causal"])) == 2
@@ -328,10 +328,10 @@ def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Models of ours as judges
+# Our models as judges
 
 
-def test_a_causal_judge_is_exact_and_reads_texts_alone(runs):
+def test_causal_judge_is_exact_and_scores_texts_separately(runs):
     judge, texts = ModelJudge(runs["causal"], "cpu", batch=2), ["the cat", "", "a", "the cat sat. " * 4]
     model = load(runs["causal"], "cpu")
     for text, one in zip(texts, judge.judge(texts), strict=True):
@@ -345,7 +345,7 @@ def test_a_causal_judge_is_exact_and_reads_texts_alone(runs):
             assert one.nats == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_judge_with_noise_bounds_all_tokens(runs):
+def test_diffusion_judge_bounds_all_tokens(runs):
     one, none, again = open_judge(runs["absorb"], "cpu").judge(["the cat sat", "", "the cat sat"])
     bound = load(runs["absorb"], "cpu").perplexity("the cat sat", seed=0)
     assert one.nats == pytest.approx(bound.nats_per_token * 11)
@@ -356,7 +356,7 @@ def test_a_judge_with_noise_bounds_all_tokens(runs):
         open_judge(runs["absorb"], "cpu", batch=0)
 
 
-def test_a_judge_reads_short_texts_between_masks(tmp_path):
+def test_judge_pads_short_texts_with_masks(tmp_path):
     """As `LanguageModel.perplexity` does: a network without a time input was trained on whole blocks only."""
     model = load(save_random(tmp_path / "plain", "absorb", "cedd", time_input="none"), "cpu")
     torch.manual_seed(0)
@@ -373,24 +373,24 @@ def test_a_judge_reads_short_texts_between_masks(tmp_path):
 
 
 @pytest.mark.slow
-def test_errors_of_a_judge_are_independent_between_texts(runs):
-    """64 readings of one text: the scatter of their mean is what their standard errors say, within a factor of 2 (a
-    variance of 64 values leaves this range with a probability below 1e-6)."""
+def test_judge_errors_are_independent_between_texts(runs):
+    """64 scores of one text: their spread matches the reported standard errors within a factor of 2 (a variance of 64
+    values leaves this range with a probability below 1e-6)."""
     read = open_judge(runs["absorb"], "cpu").judge(["the cat sat on the mat."] * 64)
     stated = np.mean([one.stderr**2 for one in read])
     assert 0.25 < np.var([one.nats for one in read], ddof=1) / stated < 4
 
 
 @pytest.mark.slow
-def test_a_judge_refuses_texts_that_it_cannot_read():
-    """It finds signs for unknown characters easy to guess, and would praise them."""
+def test_judge_rejects_texts_with_unknown_characters():
+    """The token of unknown characters is easy to predict, so such texts would get too good a score."""
     judge = open_judge("english-char", "cpu")
     with pytest.raises(ValueError, match=r"^72.7% of the characters are unknown to .* such text, or another judge$"):
         judge.judge(["שלום עולם", "a "])
-    assert len(judge.judge(["“A café,” she said.", "well"])) == 2  # read as letters that are like them
+    assert len(judge.judge(["“A café,” she said.", "well"])) == 2  # read as similar letters
 
 
-def test_a_judge_is_called_alike_wherever_it_lies(runs):
+def test_judge_label_does_not_depend_on_location(runs):
     assert judge_label("/models/smollm2.gguf") == "smollm2.gguf"
     assert judge_label(runs["causal"]) == "causal"
     assert judge_label("openai-community/gpt2-large") == "openai-community/gpt2-large"

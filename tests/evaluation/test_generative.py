@@ -1,4 +1,4 @@
-"""Generative perplexity: both definitions, their intervals, and samples that can be judged again."""
+"""Generative perplexity: both definitions, their intervals, and saved samples."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from cedd.evaluation.generative import (
 
 
 class Known:
-    """A judge to whom every text costs a known amount a character."""
+    """A judge that assigns every text a known cost per character."""
 
     name, precision = "known", "float64"
 
@@ -32,7 +32,7 @@ class Known:
         return [JudgedText(math.log(10.0 * (1 + (text[0] == "b"))) * (len(text) - 1), len(text) - 1) for text in texts]
 
 
-def test_both_definitions():
+def test_both_definitions_of_generative_perplexity():
     samples = Samples(["a" * 11, "b" * 31], [[1] * 11, [2] * 31], {"seed": 1})
     report = generative_perplexity(samples, Known())
     assert report.mean_of_sample_perplexities.value == pytest.approx((10 + 20) / 2)
@@ -45,7 +45,7 @@ def test_both_definitions():
 
 
 class Lognormal:
-    """A judge of random texts of 50 tokens: nats per token ~ N(2, spread^2), read with a Monte Carlo error."""
+    """A judge of random texts of 50 tokens: nats per token ~ N(2, spread^2), with a Monte Carlo error."""
 
     name, precision = "lognormal", "float64"
 
@@ -57,7 +57,7 @@ class Lognormal:
         return [JudgedText(50 * float(v), 50, stderr=50 * self.error) for v in nats]
 
     def covered(self, texts, sets):
-        """How many 95% intervals of the mean of the perplexities and of the corpus perplexity hold the truth."""
+        """The number of 95% intervals of the mean perplexity and of the corpus perplexity that contain the truth."""
         samples, found = Samples(["xx"] * texts, [[0]] * texts, {}), [0, 0]
         for _ in range(sets):
             report = generative_perplexity(samples, self)
@@ -70,7 +70,7 @@ class Lognormal:
 
 
 @pytest.mark.parametrize("texts", [8, pytest.param(24, marks=pytest.mark.slow)])
-def test_intervals_cover_with_few_texts(texts):
+def test_intervals_have_nominal_coverage_with_few_texts(texts):
     """Of 1,000 intervals 930 to 970 hold the truth: with a coverage of 95% one seed in 250 would leave this range.
 
     The coverage of the percentile bootstrap is 86% with 8 texts.
@@ -80,34 +80,34 @@ def test_intervals_cover_with_few_texts(texts):
     assert 930 <= corpus <= 970
 
 
-def test_intervals_include_the_monte_carlo_error_of_the_judge():
-    """Errors of 0.3 nats per token on texts that scatter by 0.2: of 300 intervals 273 to 297 hold the truth (with a
+def test_intervals_include_monte_carlo_error_of_judge():
+    """Errors of 0.3 nats per token on texts that vary by 0.2: of 300 intervals 273 to 297 hold the truth (with a
     coverage of 95%, one seed in 500 would leave this range). The mean of exp, uncorrected, is 4.6% too high."""
     mean, corpus = Lognormal(0.2, 0.3, seed=1).covered(150, 300)
     assert 273 <= mean <= 297
     assert 273 <= corpus <= 297
 
 
-def test_one_sample_has_no_interval():
+def test_single_sample_has_no_interval():
     report = generative_perplexity(Samples(["a" * 11], [[1] * 11], {}), Known())
     assert report.corpus_perplexity.value == pytest.approx(10)
     assert report.corpus_perplexity.low is None
 
 
-def test_a_judge_that_is_not_there_is_one_line(tmp_path):
+def test_missing_judge_gives_one_line_error(tmp_path):
     for name in (str(tmp_path / "nothing"), "nowhere.gguf"):
         with pytest.raises(ValueError, match=f"^judge not found: {name}$"):
             HubJudge(name)
 
 
-def test_diversity():
+def test_token_entropy_and_distinct():
     assert token_entropy([1, 1, 2, 2]) == pytest.approx(math.log(2))
     assert token_entropy([]) == 0
     assert distinct([[1, 2, 1, 2]], 2) == pytest.approx(2 / 3)
     assert distinct([[1]], 2) == 0
 
 
-def test_samples_are_saved_and_read_again(tmp_path):
+def test_samples_round_trip_through_file(tmp_path):
     samples = Samples(["one\ntwo", "ü \u2028"], [[1, 2], [3]], {"steps": 4})
     save_samples(tmp_path / "s.jsonl", samples)
     assert load_samples(tmp_path / "s.jsonl") == samples
@@ -141,8 +141,8 @@ class Bigram(torch.nn.Module):
         return SimpleNamespace(logits=self.table[input_ids])
 
 
-def test_a_judge_of_the_hub(monkeypatch):
-    """The arithmetic of `HubJudge`, with a library that is not there: padding, cutting and the first token."""
+def test_hub_judge_with_fake_library(monkeypatch):
+    """The arithmetic of `HubJudge` with a fake library: padding, truncation and the first token."""
     model, seen = Bigram(), {}
     library = ModuleType("transformers")
 
@@ -167,7 +167,7 @@ def test_a_judge_of_the_hub(monkeypatch):
         assert result.nats == pytest.approx(-sum(float(expected[a, b]) for a, b in pairwise(ids)))
 
 
-def test_without_the_library_the_judge_says_what_to_install(monkeypatch):
+def test_missing_library_error_names_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"pip install 'cedd\[hub\]'"):
         HubJudge("gpt2")

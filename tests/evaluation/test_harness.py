@@ -1,4 +1,4 @@
-"""Our models in the real lm-evaluation-harness, on a small task of its own kind."""
+"""Our models in the real lm-evaluation-harness, on small custom tasks."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from cedd.models.folder import load_folder
 from cedd.models.loaded_model import LoadedModel
 from tests.tasks.models import save_random
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the harness and its dependencies
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'cedd[lm-eval]'")
 
 LETTERS = CharTokenizer("abcdefghijklmnopqrstuvwxyz .?:\n")
@@ -99,7 +99,7 @@ def evaluate(place: Path, name: str, monkeypatch: pytest.MonkeyPatch, **options:
 
 
 @pytest.mark.parametrize("name", ["absorb", "roulette", "ar"])
-def test_the_harness_scores_a_model(place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harness_scores_model(place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record = place / f"{name}.jsonl"
     found = evaluate(place, name, monkeypatch, record=str(record))
     lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
@@ -108,7 +108,7 @@ def test_the_harness_scores_a_model(place: Path, name: str, monkeypatch: pytest.
     kinds = {"absorb": "conditional", "roulette": "joint", "ar": "exact"}
     assert {line["likelihood"] for line in lines} == {kinds[name]}
     assert all((line["stderr"] == 0) == (name == "ar") for line in lines)
-    # What it says is beside the results.
+    # The configuration in the results describes the likelihood.
     config = found["config"]
     assert config["likelihood"] == kinds[name]
     mean = sum(line["stderr"] for line in lines) / len(lines)
@@ -131,7 +131,7 @@ def test_the_harness_scores_a_model(place: Path, name: str, monkeypatch: pytest.
         assert len(sample["resps"][0][0]) <= 8
 
 
-def test_ar_in_the_harness_is_the_exact_likelihood(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harness_result_of_ar_model_is_exact_likelihood(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = evaluate(place, "ar", monkeypatch)
     model = LoadedModel(load_folder(place / "ar"))
     total = sum(TextLikelihoods(model).text(question["question"]).value for question in QUESTIONS)
@@ -139,7 +139,7 @@ def test_ar_in_the_harness_is_the_exact_likelihood(place: Path, monkeypatch: pyt
     assert found["results"]["cedd_text"]["bits_per_byte,none"] == pytest.approx(-total / size / math.log(2))
 
 
-def test_answers_are_the_same_in_any_order(place: Path) -> None:
+def test_answers_do_not_depend_on_request_order(place: Path) -> None:
     from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 
     from cedd.evaluation.harness import HarnessModel
@@ -152,6 +152,6 @@ def test_answers_are_the_same_in_any_order(place: Path) -> None:
     ]
     found = model.loglikelihood(requests)
     assert model.loglikelihood(requests[::-1]) == found[::-1]
-    assert found[:4] != found[4:]  # another question, other noise
+    assert found[:4] != found[4:]  # another question has different noise
     with pytest.raises(ValueError, match="no argument 'drwas'"):
         HarnessModel(str(place / "absorb"), drwas=4)

@@ -1,4 +1,4 @@
-"""`cedd evaluate --bound importance`: the numbers, the table, and what it refuses."""
+"""`cedd evaluate --bound importance`: the numbers, the table, and errors."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def record(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 
 
 @pytest.mark.parametrize("name", ["first", "score"])
-def test_the_record_is_that_of_estimate_bound(name: str, runs, words, capsys) -> None:
+def test_record_matches_estimate_bound(name: str, runs, words, capsys) -> None:
     found = record(capsys, str(runs[name]), *words, "--orders", "4", "--seed", "3")
     bound = found["runs"][0]["bounds"]["importance"]
     folder = load_folder(runs[name])
@@ -60,7 +60,7 @@ def test_the_record_is_that_of_estimate_bound(name: str, runs, words, capsys) ->
     assert ("ratios at its mask divided by their sum" in bound["law"]) == (name == "score")
 
 
-def test_the_protocol_covers_orders_and_sequences(runs, words, capsys) -> None:
+def test_protocol_hash_covers_orders_and_sequences(runs, words, capsys) -> None:
     def protocol(*more: str) -> str:
         return record(capsys, str(runs["first"]), *words, *more)["data"]["protocol_sha256"]
 
@@ -69,7 +69,7 @@ def test_the_protocol_covers_orders_and_sequences(runs, words, capsys) -> None:
     assert len({usual, protocol("--orders", "4"), protocol("--orders", "2", "--max-sequences", "4")}) == 3
 
 
-def test_the_table_names_the_law_and_the_orders(runs, words, capsys) -> None:
+def test_table_names_distribution_and_orders(runs, words, capsys) -> None:
     assert main(["evaluate", str(runs["first"]), *words, "--orders", "2"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "importance, K = 2" in output
@@ -80,12 +80,12 @@ def test_the_table_names_the_law_and_the_orders(runs, words, capsys) -> None:
     assert "of which terminal term" not in output  # there is none
 
 
-def test_a_tolerance_that_is_not_reached_is_quoted_as_it_was_given(runs, words, capsys) -> None:
+def test_unreached_tolerance_is_quoted_as_given(runs, words, capsys) -> None:
     assert main(["evaluate", str(runs["first"]), *words, "--orders", "2", "--tolerance", "0.001%"]) == 0
     assert "The interval is wider than 0.001%, because" in " ".join(capsys.readouterr().out.split())
 
 
-def test_runs_are_compared_on_the_same_orders_and_ar_is_exact(runs, words, capsys) -> None:
+def test_runs_are_compared_on_same_orders_and_ar_is_exact(runs, words, capsys) -> None:
     found = record(capsys, str(runs["first"]), str(runs["causal"]), *words, "--orders", "2")
     first, causal = (run["bounds"]["importance"] for run in found["runs"])
     assert causal["evaluations"] == 5
@@ -98,7 +98,7 @@ def test_runs_are_compared_on_the_same_orders_and_ar_is_exact(runs, words, capsy
     assert "The perplexity is exact, because the model is autoregressive." in output
 
 
-def test_the_command_resumes_and_adapts(runs, words, tmp_path: Path, capsys) -> None:
+def test_command_resumes_from_checkpoint_and_adapts_orders(runs, words, tmp_path: Path, capsys) -> None:
     path = tmp_path / "weights.npz"
     usual = record(capsys, str(runs["first"]), *words, "--orders", "4")
     kept = record(capsys, str(runs["first"]), *words, "--orders", "2", "--checkpoint", str(path))
@@ -118,7 +118,7 @@ def test_the_command_resumes_and_adapts(runs, words, tmp_path: Path, capsys) -> 
 
 
 @pytest.mark.parametrize("name", ["first", "causal"])
-def test_tokens_are_written_with_what_they_cost(name: str, runs, words, tmp_path: Path, capsys) -> None:
+def test_tokens_are_written_with_their_costs(name: str, runs, words, tmp_path: Path, capsys) -> None:
     path = tmp_path / "tokens.jsonl"
     found = record(capsys, str(runs[name]), *words, "--orders", "2", "--tokens", str(path))
     bound = found["runs"][0]["bounds"]["importance"]
@@ -147,7 +147,7 @@ def test_tokens_are_written_with_what_they_cost(name: str, runs, words, tmp_path
         ("first", ("--corrector", "1"), "--corrector has no effect with --bound importance"),
     ],
 )
-def test_what_makes_no_sense_ends_in_one_line(name: str, options, message: str, runs, words, capsys) -> None:
+def test_invalid_options_give_one_line_errors(name: str, options, message: str, runs, words, capsys) -> None:
     assert main(["evaluate", str(runs[name]), *words, *options]) != 0
     error = capsys.readouterr().err
     assert message in error

@@ -1,4 +1,4 @@
-"""Evaluation on sequences shorter than a model reads."""
+"""Evaluation on sequences shorter than the context of a model."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def model_of(folder: Path, kind: str) -> cedd.LanguageModel:
     return cedd.import_model(plain_llama.write(folder / kind, kind), device="cpu")
 
 
-def test_an_autoregressive_model_reads_each_sequence_from_its_start_token(tmp_path: Path, text: Path) -> None:
+def test_autoregressive_model_reads_every_sequence_from_start_token(tmp_path: Path, text: Path) -> None:
     model = model_of(tmp_path, "llama")
     found = cedd.evaluate(model, text, length=6, device="cpu")
     ids = torch.from_numpy(model.tokenizer.encode(TEXT)).view(4, 6)
@@ -32,7 +32,7 @@ def test_an_autoregressive_model_reads_each_sequence_from_its_start_token(tmp_pa
     assert found.evaluations[0].bounds["tight"].nats_per_token == pytest.approx(float(nats), abs=1e-6)
 
 
-def test_what_is_given_is_the_length_of_the_data(tmp_path: Path, text: Path) -> None:
+def test_length_option_sets_length_of_sequences(tmp_path: Path, text: Path) -> None:
     found = cedd.evaluate(model_of(tmp_path, "sdar"), text, length=8, draws=2, device="cpu")
     assert found.record()["data"]["blocks"] == 3
     with pytest.raises(ValueError, match=r"--length must be a multiple of the block, 4 \(got 6\)"):
@@ -44,8 +44,8 @@ def test_what_is_given_is_the_length_of_the_data(tmp_path: Path, text: Path) -> 
         cedd.evaluate(model_of(tmp_path, "llada"), text, device="cpu")
 
 
-def test_a_network_of_one_length_reads_shorter_text_as_it_writes_it() -> None:
-    """Padded with masks, which are unknown tokens."""
+def test_shorter_text_is_padded_with_masks() -> None:
+    """As when the model generates short texts."""
     model = cedd.load("english", device="cpu")
     shorter = at_length(model.folder, 4)
     assert isinstance(shorter.model, MaskPadded)

@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
         process = "absorb" if name == "causal" else name
         made[name] = LoadedModel(load_folder(save_random(folder / name, process, method, tokenizer=LETTERS)))
         generator = torch.Generator().manual_seed(0)
-        for parameter in made[name].model.parameters():  # so that what is said of a position depends on the others
+        for parameter in made[name].model.parameters():  # so that the output at a position depends on the others
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return made
 
@@ -43,15 +43,15 @@ def exact(model: LoadedModel, network, tokens: Tensor) -> float:
     return len(tokens) * cedd.exact_bound(network, model.process, p0, method=model.method)
 
 
-# ---- what is computed -----------------------------------------------------------------------------------------------
+# ---- values ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_kind_follows_from_the_model(models: dict[str, LoadedModel]) -> None:
+def test_likelihood_kind_depends_on_model(models: dict[str, LoadedModel]) -> None:
     kinds = {name: TextLikelihoods(model).kind for name, model in models.items()}
     assert kinds == {"absorb": "conditional", "roulette": "joint", "causal": "exact"}
 
 
-def test_an_autoregressive_likelihood_is_exact(models: dict[str, LoadedModel]) -> None:
+def test_autoregressive_likelihood_is_exact(models: dict[str, LoadedModel]) -> None:
     model, V = models["causal"], LETTERS.vocab_size
     ids = torch.from_numpy(LETTERS.encode("ab ba bb"))
     with torch.no_grad():
@@ -60,15 +60,15 @@ def test_an_autoregressive_likelihood_is_exact(models: dict[str, LoadedModel]) -
     found = TextLikelihoods(model).answer("ab ba", " bb")
     assert found.value == pytest.approx(float(each[5:].sum()), abs=1e-6)
     assert (found.stderr, found.tokens, found.evaluations) == (0.0, 3, 1)
-    assert TextLikelihoods(model).answer("ab ba ", "bb").value == found.value  # a blank belongs to what follows it
+    assert TextLikelihoods(model).answer("ab ba ", "bb").value == found.value  # a space belongs to what follows it
     assert TextLikelihoods(model).text("ab ba bb").value == pytest.approx(float(each.sum()), abs=1e-6)
     best = LETTERS.decode(outputs[5:6].argmax(1).numpy())
     assert TextLikelihoods(model).answer("ab ba", best).greedy
     assert not TextLikelihoods(model).answer("ab ba", "ab "[("ab ".index(best) + 1) % 3]).greedy
 
 
-def test_masks_leave_the_context_clean(models: dict[str, LoadedModel]) -> None:
-    """The estimate is that of the path over the answer alone, with the context before it: by enumeration."""
+def test_conditional_likelihood_keeps_context_clean(models: dict[str, LoadedModel]) -> None:
+    """The estimate matches enumeration over the answer alone, with the context before it."""
     model = models["absorb"]
     context, answer = (torch.from_numpy(LETTERS.encode(text)) for text in ("ab b", " a"))
     after = WithContext(model.model, context)
@@ -86,8 +86,8 @@ def test_masks_leave_the_context_clean(models: dict[str, LoadedModel]) -> None:
     assert float((whole - model.model(answer[None], torch.ones(1))).abs().max()) > 1e-3
 
 
-def test_a_short_answer_is_exact_and_all_of_its_length_sum_to_one(tmp_path: Path) -> None:
-    """Of a time-free network also at few draws: 7 contexts for three tokens."""
+def test_short_answers_are_exact_and_sum_to_one(tmp_path: Path) -> None:
+    """For a time-free network even with few draws: three tokens have 7 contexts."""
     folder = save_random(tmp_path / "run", "absorb", "cedd", tokenizer=LETTERS, time_input="none")
     model = LoadedModel(load_folder(folder))
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +111,7 @@ def test_a_short_answer_is_exact_and_all_of_its_length_sum_to_one(tmp_path: Path
     assert likelihoods.answer("ab", " ba").exact
 
 
-def test_a_process_that_shuffles_has_a_joint_likelihood(models: dict[str, LoadedModel]) -> None:
+def test_shuffling_process_has_joint_likelihood(models: dict[str, LoadedModel]) -> None:
     model = models["roulette"]
     expected = -exact(model, model.model, torch.from_numpy(LETTERS.encode("b a")))
     found = TextLikelihoods(model, draws=512).answer("b", " a")
@@ -120,7 +120,7 @@ def test_a_process_that_shuffles_has_a_joint_likelihood(models: dict[str, Loaded
     assert not found.greedy
 
 
-def test_greedy_is_what_the_surest_first_writes(models: dict[str, LoadedModel]) -> None:
+def test_greedy_matches_most_confident_first_decoding(models: dict[str, LoadedModel]) -> None:
     model = models["absorb"]
     prompt = torch.from_numpy(LETTERS.encode("ab b"))
     x = torch.cat([prompt, torch.full((3,), 3)])
@@ -141,7 +141,7 @@ def test_greedy_is_what_the_surest_first_writes(models: dict[str, LoadedModel]) 
 
 
 @pytest.mark.parametrize("name", ["absorb", "roulette", "causal"])
-def test_a_long_text_is_read_in_pieces(models: dict[str, LoadedModel], name: str) -> None:
+def test_long_text_is_read_in_pieces(models: dict[str, LoadedModel], name: str) -> None:
     model, text = models[name], "ab ba b " * 10
     assert model.length == 32
     pieces = list(TextLikelihoods(model)._pieces(np.zeros(0, np.int64), LETTERS.encode(text)))
@@ -155,7 +155,7 @@ def test_a_long_text_is_read_in_pieces(models: dict[str, LoadedModel], name: str
     assert math.isfinite(found.value)
 
 
-def test_a_long_context_is_cut_from_the_left(models: dict[str, LoadedModel]) -> None:
+def test_long_context_is_truncated_from_left(models: dict[str, LoadedModel]) -> None:
     for model in models.values():
         likelihoods = TextLikelihoods(model, draws=2)
         assert likelihoods.answer("a" * 50 + "b" * 29, "aba") == likelihoods.answer("b" * 29, "aba")
@@ -166,7 +166,7 @@ def test_a_long_context_is_cut_from_the_left(models: dict[str, LoadedModel]) -> 
 # ---- common random numbers ------------------------------------------------------------------------------------------
 
 
-def test_noise_of_a_longer_text_begins_with_that_of_a_shorter(models: dict[str, LoadedModel]) -> None:
+def test_noise_of_shorter_text_is_prefix_of_longer_one(models: dict[str, LoadedModel]) -> None:
     model = models["roulette"]
     network = Network.of(model.model, 3, "cpu")
     method = model.method
@@ -188,8 +188,8 @@ def test_noise_of_a_longer_text_begins_with_that_of_a_shorter(models: dict[str, 
     ("name", "answers"),
     [pytest.param("absorb", (" ab ab ab", " ab ab abb"), marks=pytest.mark.slow), ("roulette", (" a", " ba"))],
 )
-def test_answers_of_a_question_share_their_noise(models: dict[str, LoadedModel], name: str, answers) -> None:
-    """So their difference scatters much less than that of answers with noise of their own."""
+def test_answers_to_same_question_share_noise(models: dict[str, LoadedModel], name: str, answers) -> None:
+    """So their difference varies much less than with separate noise."""
     model, context = models[name], "ab ba ab b ba"
     same, own = [], []
     for seed in range(8):
@@ -205,17 +205,17 @@ def test_answers_of_a_question_share_their_noise(models: dict[str, LoadedModel],
 
 
 @pytest.mark.parametrize("name", ["absorb", "roulette", "causal"])
-def test_text_ends_where_it_is_told_to(models: dict[str, LoadedModel], name: str) -> None:
+def test_continuation_ends_at_stop_or_limit(models: dict[str, LoadedModel], name: str) -> None:
     likelihoods, options = TextLikelihoods(models[name]), SamplingOptions(seed=3, steps=8)
     text = likelihoods.continued("ab b", 12, (), options)
     assert len(text) == 12
     assert likelihoods.continued("ab b", 12, (text[4:6],), options) == text[: text.index(text[4:6])]
-    assert len(likelihoods.continued("ab " * 30, 100, (), options)) == 16  # half of what it reads
+    assert len(likelihoods.continued("ab " * 30, 100, (), options)) == 16  # half of the context
     whole = likelihoods.continued("", 5, (), SamplingOptions(seed=1, steps=4, temperature=0.0))
     assert len(whole) == 5
 
 
-def test_an_unknown_character_is_read_as_the_nearest(tmp_path: Path) -> None:
+def test_non_ascii_bytes_are_scored_and_single_draw_is_rejected(tmp_path: Path) -> None:
     model = LoadedModel(load_folder(save_random(tmp_path / "run", "absorb", "ceddt", tokenizer=ByteTokenizer())))
     assert TextLikelihoods(model, draws=2).answer("é", "ü").tokens == 2
     with pytest.raises(ValueError, match="draws must be at least 2"):

@@ -1,4 +1,4 @@
-"""Perplexity of model folders on data: units, comparison, files, and the command with its refusals."""
+"""Perplexity of model folders on data: units, comparison, files, and the command with its errors."""
 
 import json
 import math
@@ -57,9 +57,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict:
 
 
 @pytest.mark.slow
-def test_a_model_of_the_package_is_called_by_its_name(
-    text: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
-):
+def test_packaged_model_is_shown_by_name(text: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]):
     few = ("--data", text, "--draws", "2", "--max-sequences", "1")
     assert evaluate(capsys, runs["absorb"], *few)["runs"][0]["run"] == str(runs["absorb"])
     if "english-char" not in pretrained_names():
@@ -75,11 +73,11 @@ def test_a_model_of_the_package_is_called_by_its_name(
 @pytest.mark.parametrize(
     "name", ["roulette", *(pytest.param(name, marks=pytest.mark.slow) for name in ("uniform", "absorb"))]
 )
-def test_all_bounds_at_once(name: str, runs: dict[str, Path], text: Path, capsys) -> None:
+def test_all_bounds_are_estimated_from_same_draws(name: str, runs: dict[str, Path], text: Path, capsys) -> None:
     record = evaluate(capsys, runs[name], "--data", text, "--bound", "all", "--draws", "4")
     bounds = record["runs"][0]["bounds"]
     assert list(bounds) == ["tight", "j1", "j2"]
-    assert len({bound["evaluations"] for bound in bounds.values()}) == 1  # of the same draws
+    assert len({bound["evaluations"] for bound in bounds.values()}) == 1  # from the same draws
     assert [bound["earliest_time"] for bound in bounds.values()] == [0.0, 1e-4, 1e-4]
     for one in bounds:
         alone = evaluate(capsys, runs[name], "--data", text, "--draws", "4", "--bound", one)["runs"][0]["bounds"][one]
@@ -105,7 +103,7 @@ def test_units_and_protocol(runs: dict[str, Path], text: Path, capsys) -> None:
     assert data["detokenizer"] == "none"
 
 
-def test_the_protocol_names_the_sequences_that_are_measured(runs: dict[str, Path], text: Path, capsys) -> None:
+def test_protocol_hash_covers_measured_sequences(runs: dict[str, Path], text: Path, capsys) -> None:
     few = ("--data", text, "--draws", "1", "--max-sequences")
     hashes = [evaluate(capsys, runs["causal"], *few, n)["data"]["protocol_sha256"] for n in ("20", "40", "63", "200")]
     assert len(set(hashes)) == 3
@@ -115,8 +113,8 @@ def test_the_protocol_names_the_sequences_that_are_measured(runs: dict[str, Path
     assert evaluate(capsys, runs["causal"], "--data", other, *few[2:], "20")["data"]["protocol_sha256"] != hashes[0]
 
 
-def test_bits_per_byte_are_those_of_the_blocks_measured(tmp_path: Path, text: Path, capsys) -> None:
-    """A text whose second half has characters of two bytes, and a remainder of four: counted by decoding the blocks."""
+def test_bits_per_byte_use_measured_blocks(tmp_path: Path, text: Path, capsys) -> None:
+    """A text whose second half has two-byte characters, and a remainder of four-byte ones, counted by decoding."""
     tokenizer = CharTokenizer("ab é😀")
     run = save_random(tmp_path / "run", "absorb", "ar", tokenizer=tokenizer)
     text.write_text("ab " * 200 + "éé " * 200 + "😀" * 20, encoding="utf-8")
@@ -135,7 +133,7 @@ def test_bits_per_byte_are_those_of_the_blocks_measured(tmp_path: Path, text: Pa
         assert pair["comparisons"][0]["bytes_per_unit"] == pytest.approx(len(shown.encode()) / len(blocks))
 
 
-def test_the_function_and_the_command_give_the_same(runs: dict[str, Path], text: Path, capsys) -> None:
+def test_function_and_command_give_same_record(runs: dict[str, Path], text: Path, capsys) -> None:
     record = evaluate(capsys, runs["roulette"], runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "9")
     loaded = cedd.load(runs["roulette"], "cpu")
     result = cedd.evaluate([loaded, runs["absorb"]], text, draws=2, max_sequences=9, device="cpu")
@@ -150,7 +148,7 @@ def test_the_function_and_the_command_give_the_same(runs: dict[str, Path], text:
         cedd.evaluate([], text)
 
 
-def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path) -> None:
+def test_result_matches_estimate_bound(runs: dict[str, Path], text: Path) -> None:
     folder = load_folder(runs["absorb"])
     data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 7, folder.tokenizer)
     assert data.shape == (7, folder.length)
@@ -161,7 +159,7 @@ def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path)
 
 
 @pytest.mark.parametrize("steps", [pytest.param((), marks=pytest.mark.slow), ("--steps", "5")])
-def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[str, Path], text: Path, capsys) -> None:
+def test_order_likelihood_is_reported_next_to_bound(steps, runs: dict[str, Path], text: Path, capsys) -> None:
     words = (runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "3")
     (run,) = evaluate(capsys, *words, "--order", "margin", *steps, "--batch", "2")["runs"]
     assert run["bounds"]["tight"] == evaluate(capsys, *words, "--batch", "2")["runs"][0]["bounds"]["tight"]
@@ -177,10 +175,8 @@ def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[st
     assert "margin-order is the exact likelihood of a sampler" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_likelihood_of_an_order_is_that_of_what_the_model_draws(
-    runs: dict[str, Path], text: Path, tmp_path, capsys
-):
-    """With the model's own temperature and top-p, unless they are given. Text that they cut off is never drawn."""
+def test_order_likelihood_uses_sampling_defaults_of_model(runs: dict[str, Path], text: Path, tmp_path, capsys):
+    """The model's own temperature and top-p apply unless they are given. Text that they exclude is never drawn."""
     own = tmp_path / "own"
     shutil.copytree(runs["absorb"], own)
     config = json.loads((own / "config.json").read_text())
@@ -196,7 +192,7 @@ def test_the_likelihood_of_an_order_is_that_of_what_the_model_draws(
 
 
 @pytest.mark.parametrize(("name", "freedom"), [("flow", True), ("causal", False)])
-def test_methods_with_a_bound_of_their_own(name: str, freedom: bool, runs: dict[str, Path], text: Path, capsys) -> None:
+def test_methods_with_their_own_bound(name: str, freedom: bool, runs: dict[str, Path], text: Path, capsys) -> None:
     record = evaluate(capsys, runs[name], "--data", text, "--bound", "all", "--draws", "4")
     bounds = record["runs"][0]["bounds"]
     assert list(bounds) == ["tight"]
@@ -204,7 +200,7 @@ def test_methods_with_a_bound_of_their_own(name: str, freedom: bool, runs: dict[
     assert math.isfinite(bounds["tight"]["nats_per_token"])
 
 
-def test_a_corrector_costs(runs: dict[str, Path], text: Path, capsys) -> None:
+def test_corrector_increases_bound(runs: dict[str, Path], text: Path, capsys) -> None:
     plain, strong = (
         evaluate(capsys, runs["flow"], "--data", text, "--draws", "4", *more)["runs"][0]["bounds"]["tight"]
         for more in ([], ["--corrector", "5"])
@@ -212,7 +208,7 @@ def test_a_corrector_costs(runs: dict[str, Path], text: Path, capsys) -> None:
     assert strong["nats_per_token"] > plain["nats_per_token"]
 
 
-def test_scaled_scores_have_a_finite_bound(runs: dict[str, Path], text: Path, capsys) -> None:
+def test_scaled_scores_have_finite_bound(runs: dict[str, Path], text: Path, capsys) -> None:
     """Their path stops at the time in the folder, or at --time-floor; both bounds are valid."""
     few = ("--data", text, "--draws", "4")
     usual = evaluate(capsys, runs["scaled"], *few)["runs"][0]["bounds"]["tight"]
@@ -229,7 +225,7 @@ def test_scaled_scores_have_a_finite_bound(runs: dict[str, Path], text: Path, ca
     assert "The bound is infinite: the cost of clean tokens is infinite. --time-floor 1e-3 stops" in said
 
 
-def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, capsys) -> None:
+def test_evaluation_runs_until_tolerance_is_reached(runs: dict[str, Path], text: Path, capsys) -> None:
     options = ("--data", text, "--draws", "2", "--max-sequences", "20", "--fixed-set")
     rough = evaluate(capsys, runs["absorb"], *options)["runs"][0]["bounds"]["tight"]
     fine = evaluate(capsys, runs["absorb"], *options, "--tolerance", "4%")["runs"][0]["bounds"]["tight"]
@@ -241,16 +237,16 @@ def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, ca
 
 @pytest.fixture(scope="module")
 def with_unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose tokenizer reads what it does not know as U+FFFD."""
+    """A model whose tokenizer reads unknown characters as U+FFFD."""
     tokenizer = CharTokenizer(ALPHABET, unknown="\ufffd")
     return save_random(tmp_path_factory.mktemp("unknown") / "run", tokenizer=tokenizer)
 
 
-def test_text_that_the_tokenizer_cannot_read_has_no_figure(with_unknown: Path, text: Path, capsys) -> None:
+def test_text_with_many_unknown_characters_is_rejected(with_unknown: Path, text: Path, capsys) -> None:
     few = ("--draws", "2", "--max-sequences", "20")
     assert evaluate(capsys, with_unknown, "--data", text, *few)["data"]["unknown_share"] == 0
     foreign = text.with_name("foreign.txt")
-    foreign.write_text("\u05e9\u05dc\u05d5\u05dd " * 400, encoding="utf-8")  # four letters of five
+    foreign.write_text("\u05e9\u05dc\u05d5\u05dd " * 400, encoding="utf-8")  # four of five characters
     words = ["evaluate", str(with_unknown), "--data", str(foreign), *few, "--device", "cpu"]
     assert main(words) == 2
     assert "80.0% of the characters are unknown" in capsys.readouterr().err
@@ -264,7 +260,7 @@ def test_text_that_the_tokenizer_cannot_read_has_no_figure(with_unknown: Path, t
     assert model.perplexity("\u05e9 cat", draws=2, max_unknown=0.5).unknown_share == 0.2
 
 
-def test_a_rare_unknown_character_is_said_and_no_more(with_unknown: Path, text: Path, capsys) -> None:
+def test_rare_unknown_character_is_reported_but_accepted(with_unknown: Path, text: Path, capsys) -> None:
     text.write_text(TEXT + "\u05e9" + TEXT, encoding="utf-8")
     assert 0 < evaluate(capsys, with_unknown, "--data", text, "--draws", "2")["data"]["unknown_share"] < 0.001
 
@@ -272,7 +268,7 @@ def test_a_rare_unknown_character_is_said_and_no_more(with_unknown: Path, text: 
 # ---- two runs -----------------------------------------------------------------------------------------------
 
 
-def test_runs_are_compared_on_the_same_draws(runs: dict[str, Path], text: Path, capsys) -> None:
+def test_runs_are_compared_on_same_draws(runs: dict[str, Path], text: Path, capsys) -> None:
     record = evaluate(capsys, runs["roulette"], runs["absorb"], "--data", text, "--draws", "4")
     first, second = (run["bounds"]["tight"] for run in record["runs"])
     comparison = record["comparison"]
@@ -289,7 +285,7 @@ def estimate_of(values: torch.Tensor) -> BoundEstimate:
     return BoundEstimate("tight", float(values.mean()), values, 0.1, 0.1, 5, False, 0.0, 1, 1, 8)
 
 
-def test_a_paired_interval_is_that_of_the_differences() -> None:
+def test_paired_interval_is_interval_of_differences() -> None:
     generator = torch.Generator().manual_seed(1)
     hard = 3 * torch.randn(50, generator=generator, dtype=torch.float64)
     noise = 0.1 * torch.randn(2, 50, generator=generator, dtype=torch.float64)
@@ -297,15 +293,15 @@ def test_a_paired_interval_is_that_of_the_differences() -> None:
     assert low is not None
     assert high is not None
     assert low < 0.2 < high
-    assert high - low < 0.1  # while either value alone is known to 0.85 only
+    assert high - low < 0.1  # the interval of each value alone is 0.85 wide on each side
     with pytest.raises(ValueError, match="same sequences"):
         compare(estimate_of(hard), estimate_of(hard[1:]))
 
 
-def test_a_perplexity_that_is_no_float64_is_infinite(
+def test_huge_perplexities_are_shown_without_overflow(
     runs: dict[str, Path], text: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ratios of a nearly untrained network cost hundreds of nats per token; the figures keep their digits."""
+    """The ratios of a nearly untrained network cost hundreds of nats per token; such figures are abbreviated."""
 
     def costly(*arguments, **options) -> dict[str, BoundEstimate]:
         made = estimate_bounds(*arguments, **options)
@@ -327,7 +323,7 @@ def test_a_perplexity_that_is_no_float64_is_infinite(
 # ---- files ----------------------------------------------------------------------------------------------------
 
 
-def test_values_of_sequences_are_written(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
+def test_per_sequence_values_are_written(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
     options = ("--data", text, "--draws", "2", "--bound", "all")
     array, lines = tmp_path / "values.npy", tmp_path / "values.jsonl"
     record = evaluate(capsys, runs["absorb"], *options, "--per-sequence", array)
@@ -343,13 +339,13 @@ def test_values_of_sequences_are_written(runs: dict[str, Path], text: Path, tmp_
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_the_running_estimate_is_drawn(runs: dict[str, Path], text: Path, tmp_path: Path, suffix: str) -> None:
+def test_running_estimate_is_plotted(runs: dict[str, Path], text: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"running{suffix}"
     cedd.evaluate(runs["absorb"], text, draws=2, max_sequences=10, device="cpu").save_plot(path)
     assert path.stat().st_size > 1000
 
 
-def test_the_table_names_what_matters(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
+def test_table_contains_key_results(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
     words = ["evaluate", str(runs["roulette"]), str(runs["absorb"]), "--data", str(text), "--draws", "2"]
     assert main([*words, "--plot", str(tmp_path / "plot.png"), "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -362,7 +358,7 @@ def test_the_table_names_what_matters(runs: dict[str, Path], text: Path, tmp_pat
         assert part in said
 
 
-def test_asked_bounds(runs: dict[str, Path]) -> None:
+def test_requested_bounds(runs: dict[str, Path]) -> None:
     assert requested_bounds(load_folder(runs["absorb"]), "all") == ("tight", "j1", "j2")
     assert requested_bounds(load_folder(runs["causal"]), "all") == ("tight",)
 
@@ -402,7 +398,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--per-sequence", "OUT/x.csv"], "must end in .npy"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(
+def test_invalid_input_gives_one_line_error_and_writes_nothing(
     words: list[str], message: str, runs: dict[str, Path], text: Path, tmp_path: Path, capsys
 ) -> None:
     weightless, mismatched, out = (tmp_path / name for name in ("weightless", "mismatched", "out"))

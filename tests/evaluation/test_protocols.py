@@ -1,4 +1,4 @@
-"""Estimators of other projects: against their formulas written out, and against what LLaDA's own code computed."""
+"""Estimators of other projects: against their formulas, and against values computed with LLaDA's original code."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from tests.tasks.models import save_random
 
 
 class Recorded(Protocol):
-    """Masks that are given."""
+    """A protocol with given masks."""
 
     name = "recorded"
 
@@ -51,11 +51,11 @@ def dream(tmp_path_factory: pytest.TempPathFactory) -> cedd.LanguageModel:
     return cedd.import_model(plain_llama.write(tmp_path_factory.mktemp("dream"), "dream"), device="cpu")
 
 
-# ---- what their own code computed -------------------------------------------------------------------------------
+# ---- values of the original code --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "guidance"), [("ll.value", 0.0), ("ll.value_cfg", 0.5)])
-def test_lladas_estimator_on_its_own_masks(name: str, guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llada_estimator_matches_original_code(name: str, guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fixture_folder("llada")
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     assert isinstance(model.model, Llama)
@@ -77,7 +77,7 @@ def test_lladas_estimator_on_its_own_masks(name: str, guidance: float, monkeypat
 
 
 def nats_of(kind: str, shown: Tensor, place: int, token: int) -> float:
-    """-log p of a token at a place by the network written out, of rows [L]; shifted where the network's outputs are."""
+    """-log p of a token at a place of rows [L], by the reference network; shifted if the network's outputs are."""
     weights = plain_llama.random_weights(kind)
     logits = plain_llama.outputs(kind, weights, shown[None], plain_llama.visible_of("full", len(shown)))[0]
     row = logits[max(place - 1, 0) if kind == "dream" else place]
@@ -85,7 +85,7 @@ def nats_of(kind: str, shown: Tensor, place: int, token: int) -> float:
 
 
 @pytest.mark.parametrize(("kind", "protocol"), [("llada", "llada"), ("dream", "dream")])
-def test_the_value_is_the_mean_over_draws(kind: str, protocol: str, request: pytest.FixtureRequest) -> None:
+def test_value_is_mean_over_draws(kind: str, protocol: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(kind)
     context, answer = torch.tensor([4, 9, 3]), torch.tensor([5, 5, 17, 1])
     masks = PROTOCOLS[protocol].masks(4, 6, torch.Generator().manual_seed(3))
@@ -103,7 +103,7 @@ def test_the_value_is_the_mean_over_draws(kind: str, protocol: str, request: pyt
     assert found.value == pytest.approx(-total, abs=1e-4)
 
 
-def test_lladas_masks_are_stratified_counts() -> None:
+def test_llada_masks_have_stratified_counts() -> None:
     for seed, length, batch in itertools.product(range(20), (1, 2, 5, 40), (4, 32)):
         masks = LLaDA().masks(length, batch, torch.Generator().manual_seed(seed))
         counts = masks.where.sum(1)
@@ -113,7 +113,7 @@ def test_lladas_masks_are_stratified_counts() -> None:
         assert torch.allclose(masks.weights, (length / counts)[:, None].expand(batch, length).double())
 
 
-def test_dreams_masks_are_independent_at_stratified_times() -> None:
+def test_dream_masks_are_independent_at_stratified_times() -> None:
     masks = PROTOCOLS["dream"].masks(5000, 8, torch.Generator().manual_seed(0))
     p = 1 / masks.weights[:, 0]
     times = ((p - 1e-3) / 0.999).sort().values
@@ -123,14 +123,14 @@ def test_dreams_masks_are_independent_at_stratified_times() -> None:
     assert bool(((share - p).abs() < 5 * (p * (1 - p) / 5000).sqrt() + 1e-9).all())
 
 
-def test_dream_frames_the_answer(dream: cedd.LanguageModel) -> None:
+def test_dream_frames_answer_with_special_tokens(dream: cedd.LanguageModel) -> None:
     tokenizer = CharTokenizer("ab")
     tokenizer.eos_id = 1
     context, answer, kept = PROTOCOLS["dream"].framed(torch.tensor([0]), torch.tensor([0, 0]), tokenizer)
     assert (context.tolist(), answer.tolist(), kept) == ([1, 0], [0, 0, 1], 1)
 
 
-def test_dreams_chain_is_the_product_from_left_to_right(dream: cedd.LanguageModel) -> None:
+def test_dream_ar_is_left_to_right_product(dream: cedd.LanguageModel) -> None:
     context, answer = torch.tensor([4, 9, 3]), torch.tensor([5, 11, 17])
     total = 0.0
     for i in range(3):
@@ -148,7 +148,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return LoadedModel(load_folder(folder))
 
 
-def test_lladas_expectation_is_the_bound_of_random_orders(letters: LoadedModel) -> None:
+def test_llada_expectation_is_bound_over_random_orders(letters: LoadedModel) -> None:
     """Over all orders: the sum of -log p of each token given those before it."""
     ids = torch.from_numpy(letters.tokenizer.encode("abba"))
     V, nats = letters.process.vocab_size, {}
@@ -168,7 +168,7 @@ def test_lladas_expectation_is_the_bound_of_random_orders(letters: LoadedModel) 
     assert found.stderr < 0.1
 
 
-def test_answers_share_their_random_numbers(letters: LoadedModel) -> None:
+def test_answers_share_random_numbers(letters: LoadedModel) -> None:
     likelihoods = TextLikelihoods(letters, 64, protocol="llada")
     same = [likelihoods.answer("a", text, 3) for text in (" ba", " ba")]
     assert same[0] == same[1]
@@ -179,8 +179,8 @@ def test_answers_share_their_random_numbers(letters: LoadedModel) -> None:
             assert torch.equal(long.where[:, :6], short.where)
 
 
-def test_the_error_is_that_of_the_mean(letters: LoadedModel) -> None:
-    """Over 60 repetitions the values spread as the errors say: a chi-square of 59 degrees, 1e-4 of false alarms."""
+def test_reported_error_matches_spread_of_repetitions(letters: LoadedModel) -> None:
+    """The spread of 60 repetitions matches the reported errors: a chi-square of 59 degrees, 1e-4 of false alarms."""
     found = [TextLikelihoods(letters, 128, seed, protocol="dream").answer("", "abbab a") for seed in range(60)]
     values = torch.tensor([one.value for one in found], dtype=torch.float64)
     variance = sum(one.stderr**2 for one in found) / len(found)
@@ -188,7 +188,7 @@ def test_the_error_is_that_of_the_mean(letters: LoadedModel) -> None:
     assert not math.isnan(variance)
 
 
-def test_what_makes_no_sense_is_refused(letters: LoadedModel, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(letters: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="invalid protocol: 'lada'; did you mean 'llada'"):
         TextLikelihoods(letters, protocol="lada")
     with pytest.raises(ValueError, match=r"draws must be a multiple of 32, the batch of the protocol llada \(got 40\)"):
@@ -204,7 +204,7 @@ def test_what_makes_no_sense_is_refused(letters: LoadedModel, tmp_path: Path) ->
         TextLikelihoods(shuffles, protocol="llada")
 
 
-def test_a_language_model_takes_a_protocol(llada: cedd.LanguageModel) -> None:
+def test_language_model_accepts_protocol(llada: cedd.LanguageModel) -> None:
     found = llada.log_likelihood("4 9 3", [" 5 5 1", " 7"], protocol="llada", seed=1)
     assert [one.tokens for one in found] == [3, 1]
     assert all(one.stderr > 0 or one.tokens == 1 for one in found)

@@ -1,4 +1,4 @@
-"""The transformer that SEDD, MDLM, DUO, UDLM and GIDD share, once more, from its description and with their names.
+"""A reference implementation of the transformer of SEDD, MDLM, DUO, UDLM and GIDD, with their tensor names.
 
 Shapes: B batch, L positions, R rows, D width, C conditioning width, W head width.
 """
@@ -57,7 +57,7 @@ def random_weights(rows: int, seed: int = 0) -> Weights:
 
 
 def write(folder: Path, config: dict[str, Any], weights: Weights, prefix: str = "") -> Path:
-    """A folder as the hub has it."""
+    """A model folder as on the hub."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({f"{prefix}{name}": value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
@@ -67,17 +67,17 @@ def write(folder: Path, config: dict[str, Any], weights: Weights, prefix: str = 
 def outputs(
     weights: Weights,
     x: Tensor,
-    told: Tensor,
+    time_input: Tensor,
     mistake: str = "",
     visible: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """What their network returns for tokens x [B, L] and its time input [B]: [B, L, R], in float64.
+    """The network's outputs for tokens x [B, L] and its time input [B]: [B, L, R], in float64.
 
-    mistake: one convention is taken wrongly. visible [L, L]: which keys a query attends to. positions [L]: other ones.
+    mistake: a convention to get wrong. visible [L, L]: which keys a query attends to. positions [L]: other positions.
     """
     twin = Twin({name: value.double() for name, value in weights.items()}, mistake, visible, positions)
-    c, h = twin.conditioning(told), twin.embedded(x)
+    c, h = twin.conditioning(time_input), twin.embedded(x)
     for i in range(DEPTH):
         h = twin.block(i, h, c)
     return twin.head(h, c)
@@ -85,7 +85,7 @@ def outputs(
 
 @dataclass(frozen=True)
 class Twin:
-    """The network with their names, one method a part."""
+    """The network with their tensor names, one method per part."""
 
     w: Weights
     mistake: str
@@ -112,9 +112,9 @@ class Twin:
             return (self.norm(name, value) + shift) * (1 + scale)
         return self.norm(name, value) * (scale if self.mistake == "scale alone" else 1 + scale) + shift
 
-    def conditioning(self, told: Tensor) -> Tensor:
+    def conditioning(self, time_input: Tensor) -> Tensor:
         steps = torch.arange(128, dtype=torch.float64) / (127 if self.mistake == "frequencies" else 128)
-        angles = told.double()[:, None] * torch.exp(-math.log(10_000) * steps)
+        angles = time_input.double()[:, None] * torch.exp(-math.log(10_000) * steps)
         angles = 1000 * angles if self.mistake == "thousandths" else angles
         waves = (angles.sin(), angles.cos()) if self.mistake == "sines first" else (angles.cos(), angles.sin())
         c = self.linear("sigma_map.mlp.2", F.silu(self.linear("sigma_map.mlp.0", torch.cat(waves, -1))))

@@ -1,4 +1,4 @@
-"""Llama-type networks and GPT-2's, written once more in plain float64 operations, by the names of their files."""
+"""Reference implementations of Llama networks and GPT-2 in plain float64 operations, with published tensor names."""
 
 import json
 import math
@@ -166,7 +166,7 @@ def random_weights(kind: str, seed: int = 0) -> Weights:
 
 
 def write(folder: Path, kind: str, weights: Mapping[str, Tensor] | None = None, **changes: Any) -> Path:
-    """A folder as the family publishes it."""
+    """A model folder in the format that the family publishes."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {name: value for name, value in {**CONFIGS[kind], **changes}.items() if value != "absent"}
     (folder / "config.json").write_text(json.dumps(config))

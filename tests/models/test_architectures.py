@@ -1,4 +1,4 @@
-"""The registry of architectures, and networks of the user's own as backbones."""
+"""The registry of architectures, and custom networks as backbones."""
 
 import json
 import sys
@@ -28,13 +28,13 @@ V = LETTERS.vocab_size
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what other tests have registered."""
+    """Remove the architectures that other tests have registered."""
     for name in [name for name in ARCHITECTURES if ":" in name]:
         monkeypatch.delitem(ARCHITECTURES, name)
 
 
 class TiedNormed(nn.Module):
-    """Its head is its embedding, and it has running statistics."""
+    """A network with a tied head and running statistics."""
 
     def __init__(self, vocab_size: int, has_mask: bool, width: int = 8) -> None:
         super().__init__()
@@ -73,16 +73,16 @@ def folder_of(network: Backbone, path: Path) -> Path:
     return path
 
 
-def own(kind: type[nn.Module], name: str | None = None, **arguments: int) -> Backbone:
+def custom(kind: type[nn.Module], name: str | None = None, **arguments: int) -> Backbone:
     torch.manual_seed(0)
     return build_network(
         name or f"{kind.__module__}:{kind.__name__}", {"vocab_size": V, "has_mask": True, **arguments}, kind
     )
 
 
-def test_a_folder_alone_imports_no_code_outside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by its name nor by a name that was given for another network."""
-    folder = folder_of(own(Convolutions, width=8, depth=1), tmp_path / "mine")
+def test_loading_a_folder_imports_no_outside_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the stored name nor by a name given for another network."""
+    folder = folder_of(custom(Convolutions, width=8, depth=1), tmp_path / "mine")
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -96,8 +96,8 @@ def test_a_folder_alone_imports_no_code_outside_the_package(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("given", [NAME, Convolutions])
-def test_a_folder_is_loaded_by_the_architecture_that_the_user_gives(given: str | type, tmp_path: Path) -> None:
-    network = own(Convolutions, NAME, width=8, depth=1)
+def test_folder_is_loaded_with_given_architecture(given: str | type, tmp_path: Path) -> None:
+    network = custom(Convolutions, NAME, width=8, depth=1)
     loaded = cedd.load(folder_of(network, tmp_path / "mine"), device="cpu", architecture=given)
     x_t, sigma = torch.randint(V + 1, (3, 12)), torch.rand(3)
     assert torch.equal(loaded.model(x_t, sigma), network.eval()(x_t, sigma))
@@ -117,28 +117,26 @@ def test_a_folder_is_loaded_by_the_architecture_that_the_user_gives(given: str |
         ("docs.examples.add_architecture:torch", "add_architecture:torch is not a subclass of torch.nn.Module"),
     ],
 )
-def test_a_name_that_stands_for_no_network_is_refused(name: str, problem: str) -> None:
+def test_invalid_architecture_names_are_rejected(name: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         import_architecture(name)
 
 
-def test_unknown_names_and_arguments_are_refused() -> None:
+def test_unknown_names_and_arguments_are_rejected() -> None:
     with pytest.raises(ValueError, match="unknown architecture 'transfomer'; did you mean 'transformer'"):
         get_architecture("transfomer")
     with pytest.raises(ValueError, match=r"cannot be built: .*unexpected keyword argument 'widht'"):
-        own(Convolutions, widht=8)
+        custom(Convolutions, widht=8)
 
 
-def test_an_architecture_can_be_registered_under_a_name_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_architecture_can_be_registered_under_custom_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(ARCHITECTURES, "declared", Declared)
     network = build_network("declared", {"vocab_size": V, "has_mask": True})
     assert cedd.load(folder_of(network, tmp_path / "mine"), device="cpu").model.architecture == "declared"
 
 
-def test_tied_parameters_are_stored_once_and_running_statistics_too(tmp_path: Path) -> None:
-    network = own(TiedNormed)
+def test_tied_parameters_are_stored_once_with_running_statistics(tmp_path: Path) -> None:
+    network = custom(TiedNormed)
     network.train()(torch.randint(V, (4, 12)), torch.rand(4))
     assert set(persistent_buffers(network)) == {
         f"network.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
@@ -151,9 +149,9 @@ def test_tied_parameters_are_stored_once_and_running_statistics_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", ["cedd", "sedd"])
-def test_what_a_network_declares_changes_only_the_speed(method: str) -> None:
-    """The same loss and gradient by the head on selected rows and by dense outputs."""
-    network, process, found = own(Declared), cedd.roulette(V), []
+def test_declared_capabilities_do_not_change_loss(method: str) -> None:
+    """The head on selected rows and dense outputs give the same loss and gradient."""
+    network, process, found = custom(Declared), cedd.roulette(V), []
     assert network.capabilities.head_losses
     x0, t = torch.randint(V, (4, 12)), torch.linspace(0.1, 0.9, 4, dtype=torch.float64)
     for model in (network, lambda x_t, sigma: network(x_t, sigma)):
@@ -165,8 +163,8 @@ def test_what_a_network_declares_changes_only_the_speed(method: str) -> None:
         torch.testing.assert_close(fast, dense, check_dtype=False)
 
 
-def test_a_plain_module_has_features_and_a_head() -> None:
-    network = own(Convolutions, width=8, depth=1).eval()
+def test_plain_module_has_features_and_head() -> None:
+    network = custom(Convolutions, width=8, depth=1).eval()
     assert has_head(network)
     assert not trains_on_rows(network)
     assert network.mask_id == V
@@ -175,21 +173,21 @@ def test_a_plain_module_has_features_and_a_head() -> None:
     torch.testing.assert_close(rows, network(x_t, sigma).flatten(0, 1)[[3, 20]])
 
 
-def test_groups_hold_every_parameter_once() -> None:
-    for network in (own(Convolutions), own(TiedNormed), own(Declared), transformer()):
+def test_parameter_groups_cover_every_parameter_once() -> None:
+    for network in (custom(Convolutions), custom(TiedNormed), custom(Declared), transformer()):
         groups = network.parameter_groups()
         names = [name for group in vars(groups).values() for name in group]
         assert sorted(names) == sorted(dict(network.named_parameters()))
         assert all("embedding" in name for name in groups.embeddings)
         assert groups.embeddings
-    assert set(own(Declared).parameter_groups().head) == {"head.weight", "head.bias"}
+    assert set(custom(Declared).parameter_groups().head) == {"head.weight", "head.bias"}
     matrices = transformer().parameter_groups().matrices
     assert len(matrices) == 2 * 4
     assert all(".blocks." in name for name in matrices)
 
 
-def test_rates_of_parameters_that_a_network_does_not_name_are_refused() -> None:
-    network = own(Convolutions)
+def test_rates_for_missing_parameter_groups_are_rejected() -> None:
+    network = custom(Convolutions)
     for config in (OptimizerConfig(matrices="muon"), OptimizerConfig(head_rate=1e-3)):
         with pytest.raises(ValueError, match="does not have"):
             make_optimizers(network, config)
@@ -200,7 +198,7 @@ def transformer() -> Transformer:
     return Transformer(config_from_preset("tiny", vocab_size=V, has_mask=True))
 
 
-def test_one_level_per_token_needs_a_network_that_takes_it() -> None:
+def test_noise_levels_per_token_need_token_times_capability() -> None:
     x_t, sigma = torch.randint(V + 1, (2, 12)), torch.rand(2, 12)
     places = Places(torch.arange(24))
     with pytest.raises(ValueError, match=r"Capabilities\(token_times=True\)"):

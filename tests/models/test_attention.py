@@ -1,4 +1,4 @@
-"""Attention by one program a head, against torch's with the rotation written out."""
+"""Attention with one Triton program per head, against plain torch with explicit rotation."""
 
 import itertools
 from typing import Any
@@ -13,14 +13,14 @@ from cedd.models.kernels.attention import attend, project
 from cedd.models.kernels.rotation import rotary_tables, rotate
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import AttentionPattern
-from tests.interpreted import compiled_for_a_chip, run_interpreted
+from tests.interpreted import compile_for_hopper, run_interpreted
 
 SHAPES = [(2, 7, 3, 32), (1, 16, 2, 64), (2, 1, 1, 32), (1, 33, 1, 128), (1, 128, 2, 64)]
 """B, L, H, W."""
 
 
 def inputs(shape, dtype=torch.float32, device="cpu"):
-    """q, k and v in which nothing is special, their tables, and the gradient of what comes out."""
+    """Random q, k and v, their rotation tables, and a gradient of the output."""
     torch.manual_seed(0)
     batch, length, heads, width = shape
     qkv = (1.5 * torch.randn(batch, length, 3, heads, width, device=device)).to(dtype).requires_grad_()
@@ -29,7 +29,7 @@ def inputs(shape, dtype=torch.float32, device="cpu"):
 
 
 def plain(qkv, cosine, sine, causal, largest_score=None):
-    """Written out, in float64."""
+    """Reference implementation in float64."""
     return plain_of_rotated(rotate(qkv, cosine, sine), causal, largest_score)
 
 
@@ -65,7 +65,7 @@ def check_kernel(device, tolerance, dtype=torch.float32, shapes=SHAPES):
 
 
 def check_layouts(attend_short, device, dtype):
-    """What is not laid out as the kernel reads it, and scores of hundreds."""
+    """Memory layouts other than the kernel's, and scores in the hundreds."""
     qkv, (cosine, sine), gradient = inputs((2, 9, 2, 32), dtype, device)
     wanted = results(lambda x: attend_short(x, cosine, sine, True), qkv, gradient)
     apart = qkv.detach().permute(4, 0, 3, 1, 2).contiguous().permute(1, 3, 4, 2, 0).requires_grad_()
@@ -83,15 +83,15 @@ def check_layouts(attend_short, device, dtype):
         ("mixed", "d_qkv"), results(lambda x: attend_short(16 * x, cosine, sine), qkv, gradient), strict=True
     ):
         assert a.isfinite().all(), name
-    # Rotated, q and k are rounded to their type before they are multiplied, by torch as well. In bfloat16 that moves
-    # scores of 560 by 1.2, which decides between two keys whose scores are as near as that: what is exact begins there.
+    # After rotation, q and k are rounded to their type before multiplication, in torch too. In bfloat16 this changes
+    # scores of 560 by 1.2, which matters between keys with close scores: the reference starts from rounded values.
     large = 16 * qkv.detach()
     exact = plain_of_rotated(rotate(large, cosine, sine).double(), False)
     assert (attend_short(large, cosine, sine).double() - exact).norm() < 8e-3 * exact.norm()
 
 
 def check_network():
-    """A network takes the kernel where it should, and makes the same of it as with torch's attention."""
+    """A network uses the kernel where it should, with the same results as torch's attention."""
     from cedd.models.kernels import attention_triton
 
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +107,7 @@ def check_network():
 
 
 def recorded_calls(patch):
-    """A list that grows with every call of the kernel, by whether it is causal, and its largest score."""
+    """A list of the kernel's calls: whether each is causal, and its largest score."""
     from cedd.models.kernels import attention_triton
 
     kernel, calls = attention_triton.attend_short, []
@@ -141,7 +141,7 @@ def agree_with_torch(patch, preset, device, dtype, tolerance, causal, largest_sc
 
 
 def check_rotation(device, tolerance, dtype=torch.float32):
-    """In place, and nothing but q and k; of widths that are no powers of two as well."""
+    """In place, changing only q and k; also for widths that are not powers of two."""
     from cedd.models.kernels.rotation_triton import rotate_in_place
 
     for shape in ((2, 7, 3, 32), (1, 5, 1, 12), (2, 129, 12, 64)):
@@ -154,7 +154,7 @@ def check_rotation(device, tolerance, dtype=torch.float32):
 
 
 def check_cached(device, tolerance, dtype=torch.float32):
-    """New positions after a cache of which some tiles are filled, and what is written into it; not another entry."""
+    """New positions after a partly filled cache, and what is written into it; no other entry changes."""
     from cedd.models.kernels.cached_attention_triton import attend_cached
 
     for (batch, new, heads, width), past, room in (
@@ -184,7 +184,7 @@ def check_cached(device, tolerance, dtype=torch.float32):
 
 
 def check_network_after_a_cache():
-    """The same features and cache as by torch's attention over all of the room."""
+    """The same features and cache as with torch's attention over the whole cache."""
     torch.manual_seed(0)
     changes = {"dropout": 0.0, "largest_score": 12.0, "length": 40}
     model = Transformer(config_from_preset("tiny", vocab_size=50, has_mask=True, **changes))
@@ -208,12 +208,12 @@ def check_network_after_a_cache():
         assert not torch.equal(ours, torchs)
 
 
-def test_after_a_cache_interpreted():
+def test_cached_attention_interpreted():
     code = "from tests.models.test_attention import *; check_cached('cpu', 2e-6); check_network_after_a_cache()"
     run_interpreted(code)
 
 
-def test_the_kernel_after_a_cache_compiles_for_a_chip():
+def test_cached_attention_kernel_compiles():
     pytest.importorskip("triton")
     from cedd.models.kernels.cached_attention_triton import TILE, WARPS, _cached_kernel
 
@@ -222,12 +222,12 @@ def test_the_kernel_after_a_cache_compiles_for_a_chip():
     for block, normed in itertools.product((16, 128), (False, True)):
         constants = {"NORMED": normed, "HALF": 32, "BLOCK": block, "TILE": TILE}
         aligned = [name for name in types if name not in ("scale", "positions")]
-        assert compiled_for_a_chip(_cached_kernel, types, constants, WARPS, aligned)
+        assert compile_for_hopper(_cached_kernel, types, constants, WARPS, aligned)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)])
-def test_after_a_cache_on_the_device(dtype, tolerance):
+def test_cached_attention_on_cuda(dtype, tolerance):
     check_cached("cuda", tolerance, dtype)
 
 
@@ -235,15 +235,15 @@ def test_rotation_interpreted():
     run_interpreted("from tests.models.test_attention import check_rotation; check_rotation('cpu', 1e-6)")
 
 
-def test_the_rotation_compiles_for_a_chip():
+def test_rotation_kernel_compiles():
     pytest.importorskip("triton")
     from cedd.models.kernels.rotation_triton import WARPS, _rotate_kernel
 
     types = {"qkv": "*bf16", "cosine": "*fp32", "sine": "*fp32", "length": "i32", "heads": "i32", "half": "i32"}
-    assert compiled_for_a_chip(_rotate_kernel, types, {"HEADS": 32, "HALF": 32}, WARPS)
+    assert compile_for_hopper(_rotate_kernel, types, {"HEADS": 32, "HALF": 32}, WARPS)
 
 
-def test_a_network_interpreted():
+def test_network_with_kernel_interpreted():
     run_interpreted("from tests.models.test_attention import check_network; check_network()")
 
 
@@ -252,7 +252,7 @@ def test_kernel_interpreted():
 
 
 @pytest.mark.parametrize("options", [(False, None), (True, None), (False, 12.0)])
-def test_without_a_kernel(options):
+def test_attention_without_kernel_matches_reference(options):
     torch.manual_seed(1)
     x, projection = torch.randn(2, 9, 12, dtype=torch.float64), nn.Linear(12, 36, bias=False).double()
     cosine, sine = (table.double() for table in rotary_tables(9, 4))
@@ -260,7 +260,7 @@ def test_without_a_kernel(options):
     torch.testing.assert_close(attend(x, projection, 3, (cosine, sine), *options), wanted)
 
 
-def test_no_score_exceeds_the_largest():
+def test_scores_do_not_exceed_largest_score():
     torch.manual_seed(2)
     x, projection = 100 * torch.randn(2, 9, 12), nn.Linear(12, 36, bias=False)
     queries, keys, _ = project(x, projection, 3, rotary_tables(9, 4), 7.0)
@@ -279,7 +279,7 @@ def test_no_score_exceeds_the_largest():
         (128, 48, torch.bfloat16, False),  # halves of 8
     ],
 )
-def test_which_sequences_are_short(monkeypatch, length, heads, dtype, short):
+def test_is_short_depends_on_length_heads_and_dtype(monkeypatch, length, heads, dtype, short):
     monkeypatch.setattr(attention_module, "takes_kernels", lambda tensor: True)
     monkeypatch.setattr(attention_module, "_chip_fits", lambda: True)
     assert attention_module.is_short(torch.zeros(2, length, 768, dtype=dtype), heads) == short
@@ -291,7 +291,7 @@ def test_which_sequences_are_short(monkeypatch, length, heads, dtype, short):
     assert not attention_module.is_short(torch.zeros(2, length, 768, dtype=dtype), heads), "there is no device"
 
 
-def test_the_kernels_compile_for_a_chip():
+def test_attention_kernels_compile():
     pytest.importorskip("triton")
     from cedd.models.kernels import attention_triton
 
@@ -301,25 +301,25 @@ def test_the_kernels_compile_for_a_chip():
     for kernel, normed in itertools.product(kernels, (False, True)):
         constants = {"CAUSAL": False, "NORMED": normed, "HALF": 32, "BLOCK": 128}
         aligned = [name for name in types if name in kernel.arg_names and name != "scale"]
-        assert "wgmma" in compiled_for_a_chip(kernel, types, constants, attention_triton.WARPS, aligned)
+        assert "wgmma" in compile_for_hopper(kernel, types, constants, attention_triton.WARPS, aligned)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
-def test_kernel_on_the_device(dtype, tolerance):
+def test_kernel_on_cuda(dtype, tolerance):
     check_kernel("cuda", tolerance, dtype, [*SHAPES, (32, 128, 12, 64), (3, 100, 12, 64)])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
-def test_rotation_on_the_device(dtype, tolerance):
+def test_rotation_on_cuda(dtype, tolerance):
     check_rotation("cuda", tolerance, dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [(False, None), (True, None), (False, 12.0)])
-def test_long_sequences_are_the_same_without_gradients(options):
-    """By the kernels that have no gradient: up to bfloat16's rounding what the others say."""
+def test_long_sequences_match_with_and_without_gradients(options):
+    """The kernels without gradients agree with the others up to bfloat16 rounding."""
     causal, largest_score = options
     torch.manual_seed(0)
     changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal, "largest_score": largest_score}
@@ -339,8 +339,8 @@ def test_long_sequences_are_the_same_without_gradients(options):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [(False, None), (True, None), (False, 12.0)])
-def test_a_network_on_the_device(monkeypatch, options):
-    """The same features and gradients, up to bfloat16's rounding, as by torch's attention."""
+def test_network_on_cuda_matches_torch_attention(monkeypatch, options):
+    """The same features and gradients as with torch's attention, up to bfloat16 rounding."""
     from cedd.models.kernels import attention_triton
 
     calls = recorded_calls(monkeypatch)

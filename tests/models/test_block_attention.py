@@ -1,4 +1,4 @@
-"""The attention of block diffusion by FlexAttention, which skips what nothing attends to, against a plain mask."""
+"""Block diffusion attention with FlexAttention, which skips fully masked tiles, against a plain mask."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ V = 50
 
 
 def network(preset: str, length: int, **changes) -> Transformer:
-    """Random everywhere: what starts at zero would hide the attention."""
+    """A network without zero-initialized weights, which would hide the attention."""
     torch.manual_seed(0)
     config = config_from_preset(preset, vocab_size=V, has_mask=True, dropout=0.0, length=length, **changes)
     model = Transformer(config).train()
@@ -33,8 +33,8 @@ def texts(layout: BlockLayout, batch: int, device: str = "cpu") -> tuple[Tensor,
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_the_rule_is_the_pattern(views: int) -> None:
-    """FlexAttention's tiles are those of which some query attends to some key."""
+def test_mask_rule_gives_tiles_of_pattern(views: int) -> None:
+    """FlexAttention's tiles are those in which some query attends to some key."""
     layout = BlockLayout(160, 16, views)
     pattern = layout.pattern("cpu")
     assert pattern.rule is not None
@@ -48,8 +48,8 @@ def test_the_rule_is_the_pattern(views: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_compiler_reads_it_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a gradient, which FlexAttention has on a GPU only."""
+def test_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, which FlexAttention supports only on GPUs."""
     torch.compiler.reset()
     monkeypatch.setattr(transformer_module, "takes_tiles", lambda device, width: True)
     calls = []
@@ -68,10 +68,10 @@ def test_the_compiler_reads_it_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.gpu
 @pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize(("length", "block", "views"), [(128, 16, 2), (128, 4, 1), (96, 32, 2), (256, 1, 1)])
-def test_compiled_on_a_gpu_it_is_the_masked_attention_of_a_cpu(
+def test_compiled_gpu_attention_matches_masked_cpu_attention(
     length: int, block: int, views: int, conditioned: bool
 ) -> None:
-    """Features and gradients: in float32 to 1e-3, in bfloat16 to 3%, also by the mask without a compiler."""
+    """Features and gradients: in float32 to 1e-3, in bfloat16 to 3%, also for the mask without a compiler."""
     layout = BlockLayout(length, block, views)
     found: dict[str, list[Tensor]] = {}
     for name, device, compiled, autocast in (

@@ -1,4 +1,4 @@
-"""The averaged weights: their arithmetic, and that they go into a model and out again without a trace."""
+"""The averaged weights: arithmetic, warmup, precision and stored state."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def model_with(value, dtype=torch.float32):
     return model
 
 
-def test_arithmetic():
+def test_update_follows_decay_formula():
     model, values = model_with(1.0), [4.0, -2.0, 0.5]
     ema, expected = EMA(model, decay=0.9), 1.0
     for value in values:
@@ -27,7 +27,7 @@ def test_arithmetic():
     assert model.weight[0, 0] == 1.0  # the average is a copy
 
 
-def test_every_third_update_moves_it_as_far_as_three():
+def test_interval_of_three_matches_three_single_updates():
     model = model_with(1.0)
     every, third, still = EMA(model, decay=0.9), EMA(model, decay=0.9, every=3), 1.0
     for value in [4.0] * 3 + [-2.0] * 3:
@@ -67,7 +67,7 @@ def test_small_changes_survive_bfloat16_parameters():
     torch.testing.assert_close(ema.shadow["weight"], torch.full((2, 2), 1.0001))
 
 
-def test_state_survives_a_file(tmp_path):
+def test_state_round_trips_through_file(tmp_path):
     ema = EMA(model_with(1.0), decay=0.9)
     ema.update(model_with(2.0))
     save_weights(tmp_path / "ema.safetensors", ema.state_dict())
@@ -77,7 +77,7 @@ def test_state_survives_a_file(tmp_path):
     assert all(torch.equal(other.shadow[name], average) for name, average in ema.shadow.items())
 
 
-def test_foreign_states_are_refused():
+def test_mismatched_states_are_rejected():
     ema = EMA(model_with(1.0))
     with pytest.raises(ValueError, match="extra"):
         ema.load_state_dict({**ema.state_dict(), "extra": torch.zeros(1)})

@@ -1,4 +1,4 @@
-"""GGUF files: the network of the safetensors that they were made of, their quantized types, and their tokenizer."""
+"""GGUF files: equality with the original safetensors, quantized types, and the tokenizer."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
 def write(
     path: Path, kind: str, config: dict[str, Any], weights: dict[str, Tensor], types: dict[str, str], **more: Any
 ) -> Path:
-    """A GGUF file; types: of tensors by the end of their names in the file, F32 for others."""
+    """Write a GGUF file; types: tensor types by suffix of the name in the file, F32 by default."""
     heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(config["max_position_embeddings"])
@@ -79,7 +79,7 @@ def write(
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_it_is_the_network_of_the_safetensors(tmp_path: Path, kind: str) -> None:
+def test_gguf_network_matches_safetensors(tmp_path: Path, kind: str) -> None:
     config, weights = plain_llama.CONFIGS[kind], plain_llama.random_weights(kind)
     path = write(tmp_path / "net.gguf", kind, config, weights, {})
     model = cedd.import_model(path, "none", device="cpu")
@@ -114,8 +114,8 @@ def wide_weights() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("type_", ["F16", "Q8_0", "Q4_0", "Q4_1"])
-def test_quantized_matrices(tmp_path: Path, type_: str) -> None:
-    """Read as the values that llama.cpp's formats stand for, here by their definitions."""
+def test_quantized_matrices_are_dequantized_correctly(tmp_path: Path, type_: str) -> None:
+    """The values follow the definitions of llama.cpp's formats."""
     weights = wide_weights()
     types = {"ffn_up.weight": type_, "attn_q.weight": type_}
     path = write(tmp_path / "net.gguf", "qwen3", WIDE, weights, types)
@@ -126,7 +126,7 @@ def test_quantized_matrices(tmp_path: Path, type_: str) -> None:
     step = {"F16": 1e-3, "Q8_0": 1 / 127, "Q4_0": 1 / 8, "Q4_1": 1 / 15}[type_]
     blocks, made = exact.unflatten(1, (-1, 32)), found.unflatten(1, (-1, 32))
     spread = blocks.amax(-1) - blocks.amin(-1) if type_ == "Q4_1" else blocks.abs().amax(-1)
-    # The largest of Q4_0 is -8 steps: what is as large with the other sign becomes 7.
+    # The largest value of Q4_0 is -8 steps; the same magnitude with the other sign becomes 7.
     worst = 1.0 if type_ == "Q4_0" else 0.51
     assert bool(((made - blocks).abs().amax(-1) <= worst * step * spread + 1e-3).all())
     assert not torch.equal(made, blocks)
@@ -135,7 +135,7 @@ def test_quantized_matrices(tmp_path: Path, type_: str) -> None:
     assert torch.equal(found, torch.from_numpy(gguf.quants.dequantize(stored, kind_)).float())
 
 
-def test_matrices_of_k_quants(tmp_path: Path) -> None:
+def test_k_quant_matrices_are_dequantized_correctly(tmp_path: Path) -> None:
     """Q4_K: 256 values in 8 groups, each of 4-bit integers times a 6-bit scale, less a 6-bit minimum."""
     rng, weights = np.random.default_rng(0), wide_weights()
     path = tmp_path / "net.gguf"
@@ -161,7 +161,7 @@ def test_matrices_of_k_quants(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "none"])
 def test_scaled_rotary_positions(tmp_path: Path, kind: str) -> None:
-    """llama.cpp's converter writes those of Llama 3 as divisors of the frequencies."""
+    """llama.cpp's converter stores the scaling of Llama 3 as divisors of the frequencies."""
     config, weights = {**plain_llama.CONFIGS["llama"], "rope_theta": 5e5}, plain_llama.random_weights("llama")
     context = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     scaling = {"rope_type": kind, "factor": 4.0, **(context if kind in ("llama3", "yarn") else {})}
@@ -185,7 +185,7 @@ def test_scaled_rotary_positions(tmp_path: Path, kind: str) -> None:
     assert torch.allclose(found.original_logits(ids), expected.original_logits(ids), atol=1e-5)
 
 
-def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_unsupported_or_damaged_files_are_rejected(tmp_path: Path) -> None:
     config, weights = plain_llama.CONFIGS["llama"], plain_llama.random_weights("llama")
     with pytest.raises(ValueError, match="has the architecture gemma; known are llama, qwen2, qwen3"):
         cedd.import_model(write(tmp_path / "a.gguf", "gemma", config, weights, {}), "none", device="cpu")
@@ -230,7 +230,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
         ({"token_list": []}, "has no tokens"),
     ],
 )
-def test_a_damaged_tokenizer_is_refused_in_a_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_damaged_tokenizer_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     config, weights = plain_llama.CONFIGS["llama"], plain_llama.random_weights("llama")
     tokens = {"tokenizer_model": "gpt2", "token_list": [chr(97 + i) for i in range(23)], "bos_token_id": 1}
     path = write(tmp_path / "net.gguf", "llama", config, weights, {}, **tokens)
@@ -249,7 +249,7 @@ TEMPLATE = (
 
 
 def smollm_tokenizer() -> Any:
-    """A byte-level BPE with SmolLM's way to cut words, and special tokens first."""
+    """A byte-level BPE with SmolLM's pre-tokenization, and special tokens first."""
     import tokenizers
 
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -285,7 +285,7 @@ def published(folder: Path, tokenizer: Any, vocab_size: int) -> Path:
     return folder
 
 
-def test_the_tokenizer_in_a_gguf_file_is_that_of_the_tokenizer_json(tmp_path: Path) -> None:
+def test_gguf_tokenizer_matches_tokenizer_json(tmp_path: Path) -> None:
     theirs = smollm_tokenizer()
     content = json.loads(theirs.to_str())["model"]
     vocab = sorted(content["vocab"], key=content["vocab"].get)
@@ -318,7 +318,7 @@ def test_the_tokenizer_in_a_gguf_file_is_that_of_the_tokenizer_json(tmp_path: Pa
         cedd.import_model(write(tmp_path / "other.gguf", "llama", config, weights, {}, **tokens), device="cpu")
 
 
-def test_a_tokenizer_json_is_kept_with_the_model(tmp_path: Path) -> None:
+def test_tokenizer_json_is_saved_with_model(tmp_path: Path) -> None:
     theirs = smollm_tokenizer()
     size = theirs.get_vocab_size()
     model = cedd.import_model(published(tmp_path / "theirs", theirs, size + 6), device="cpu")
@@ -337,7 +337,7 @@ def test_a_tokenizer_json_is_kept_with_the_model(tmp_path: Path) -> None:
     assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
 
 
-def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
+def test_mismatched_or_damaged_tokenizer_json_is_rejected(tmp_path: Path) -> None:
     theirs = smollm_tokenizer()
     size = theirs.get_vocab_size()
     with pytest.raises(ValueError, match=f"has ids up to {size - 1}, and the network has {size - 1} tokens"):
@@ -352,7 +352,7 @@ def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
         cedd.import_model(folder, "nowhere", device="cpu")
 
 
-def test_a_template_that_refuses_is_one_line(tmp_path: Path) -> None:
+def test_chat_template_errors_are_reported(tmp_path: Path) -> None:
     folder = published(tmp_path / "theirs", smollm_tokenizer(), 300)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{{ raise_exception('roles must alternate') }}"

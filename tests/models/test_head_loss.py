@@ -1,4 +1,4 @@
-"""The head in chunks: the same numbers as the dense formula, never more memory than a chunk."""
+"""The chunked head: results equal the dense formula, and memory stays within one chunk."""
 
 import functools
 import itertools
@@ -26,7 +26,7 @@ from cedd.models.kernels.head_loss import (
 from cedd.models.kernels.rows import gather_rows
 from cedd.network import ScoreRows
 from tests.combinations import covering
-from tests.interpreted import compiled_for_a_chip
+from tests.interpreted import compile_for_hopper
 
 WIDTH = 6
 TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
@@ -41,7 +41,7 @@ Leaves = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 def problem(
     rows: int, vocabulary: int, dtype: torch.dtype, weights: str = "random", bias: bool = True
 ) -> tuple[Leaves, torch.Tensor, torch.Tensor]:
-    """Features, weight and bias that want gradients; targets; weights of the rows."""
+    """Features, weight and bias that require gradients; targets; row weights."""
     generator = torch.Generator().manual_seed(rows + vocabulary)
     draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
     features = draw(rows, WIDTH).to(dtype).requires_grad_()
@@ -55,7 +55,7 @@ def problem(
 
 
 def score_like(outputs, targets, rate):
-    """Shaped like a score entropy: sums of exponentials, of the outputs, and one of them picked."""
+    """Shaped like score entropy: a sum of exponentials, a mean of the outputs, and one selected output."""
     scores = outputs.exp().sum(1) * rate.to(outputs.dtype)
     return scores - outputs.mean(1) - outputs.gather(1, targets[:, None]).squeeze(1)
 
@@ -84,7 +84,7 @@ GRID = list(
 @pytest.mark.parametrize(
     ("name", "bias"), covering(itertools.product(("cross entropy", "shifted cross entropy", "any loss"), (True, False)))
 )
-def test_equals_the_dense_formula(name, bias):
+def test_chunked_loss_matches_dense_formula(name, bias):
     for rows, vocabulary, chunk, weights, dtype in GRID:
         leaves, targets, drawn = problem(rows, vocabulary, dtype, weights, bias=bias)
         row_weights = None if weights == "none" else drawn
@@ -134,8 +134,8 @@ def test_extreme_outputs_stay_finite():
     assert all(torch.isfinite(gradient).all() for gradient in gradients(result.total, [features, weight, bias]))
 
 
-def test_a_row_of_weight_zero_may_hold_anything():
-    """A row that fills up must not spoil the others, even where its own loss is infinite."""
+def test_rows_with_zero_weight_may_hold_anything():
+    """A padding row must not affect the others, even if its own loss is infinite."""
 
     def explosive(outputs, targets):
         return (outputs * torch.where(targets == 0, torch.inf, 1.0)[:, None]).logsumexp(1)
@@ -149,7 +149,7 @@ def test_a_row_of_weight_zero_may_hold_anything():
 
 
 @pytest.mark.parametrize("operands", ["float32 features", "bfloat16 features"])
-def test_bfloat16_autocast_is_near_and_accumulates_in_float32(operands):
+def test_bfloat16_autocast_is_close_and_accumulates_in_float32(operands):
     leaves, targets, row_weights = problem(64, 33, torch.float32)
     features, weight, bias = leaves
     expected, _ = dense(leaves, nll, (targets,), row_weights)
@@ -217,7 +217,7 @@ def test_any_loss_allocates_nothing_larger_than_a_chunk():
     assert max(allocations.sizes) == chunk * vocabulary * 4
 
 
-def test_padding_changes_nothing(monkeypatch):
+def test_padding_does_not_change_results(monkeypatch):
     """CUDA pads the vocabulary to aligned rows; here by hand."""
 
     def padded(parameter, dtype):
@@ -238,9 +238,9 @@ def test_padding_changes_nothing(monkeypatch):
             torch.testing.assert_close(a, b)
 
 
-def test_chunk_sizes():
+def test_default_chunk_sizes():
     assert default_chunk_rows(65536, 50257, torch.bfloat16, "cuda") == 9472  # 7 chunks of up to 952 MB
-    assert default_chunk_rows(32800, 50257, torch.bfloat16, "cuda") == 8320  # 4 alike, not 3 and a remnant
+    assert default_chunk_rows(32800, 50257, torch.bfloat16, "cuda") == 8320  # 4 equal chunks, not 3 and a remainder
     assert default_chunk_rows(100, 50257, torch.bfloat16, "cuda") == 100
     assert default_chunk_rows(10**6, 50257, torch.float32, "cpu") == 256
     assert default_chunk_rows(10, 10**9, torch.float32, "cpu") == 1
@@ -248,7 +248,7 @@ def test_chunk_sizes():
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.sampled_from(["cpu", "cuda"]))
-def test_chunks_keep_to_the_budget(count, vocabulary, device_type):
+def test_chunks_stay_within_memory_budget(count, vocabulary, device_type):
     rows = default_chunk_rows(count, vocabulary, torch.bfloat16, device_type)
     assert 1 <= rows <= count
     assert rows * vocabulary * 2 <= (2**26 if device_type == "cpu" else 2**30)
@@ -261,8 +261,8 @@ def test_gather_rows_gradcheck():
 
 @pytest.mark.parametrize("places", [[0, 3, 7, 11], [4], []])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_head_on_chosen_rows(places, weighted):
-    """Rows of a batch [3, 4], as the loss takes them: the same as the dense outputs there, even of none."""
+def test_head_on_selected_rows_matches_dense(places, weighted):
+    """Selected rows of a batch [3, 4], possibly none, match the dense outputs."""
     torch.manual_seed(0)
     head = VocabularyHead(WIDTH, 9).double()
     torch.nn.init.normal_(head.weight)
@@ -406,14 +406,14 @@ def test_kernels_compile_with_wide_loads_and_stores(which, gradient):
         kernel, warps = cross._cross_entropy_kernel, cross.WARPS
     else:
         sizes, kernel, warps = {"BLOCK": score.BLOCK}, score._score_entropy_kernel, score.WARPS
-    code = compiled_for_a_chip(kernel, types, {"WANT_GRADIENT": gradient, **sizes}, warps, aligned)
+    code = compile_for_hopper(kernel, types, {"WANT_GRADIENT": gradient, **sizes}, warps, aligned)
     assert "ld.global.v4.b32" in code
     assert ("st.global.v4.b32" in code) == gradient
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "shape", "gradient"), [*SCORE_TWINS, (torch.bfloat16, (64, 50257, 50304), True)])
-def test_score_kernel_on_the_device(dtype, shape, gradient):
+def test_score_kernel_on_cuda(dtype, shape, gradient):
     score_twins_agree("cuda", dtype, shape, gradient)
 
 
@@ -421,14 +421,14 @@ def test_score_kernel_on_the_device(dtype, shape, gradient):
 @pytest.mark.parametrize(
     ("dtype", "shape", "gradient", "shifted"), [*TWINS, (torch.bfloat16, (64, 50257, 50304), True, True)]
 )
-def test_triton_kernel_on_the_device(dtype, shape, gradient, shifted):
+def test_triton_kernel_on_cuda(dtype, shape, gradient, shifted):
     twins_agree("cuda", dtype, shape, gradient, shifted)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("vocabulary", [1000, 50257])
-def test_head_on_the_device(vocabulary, fused):
+def test_head_on_cuda(vocabulary, fused):
     """bfloat16 autocast on CUDA against float64 on the same device, with padding and several chunks."""
     torch.manual_seed(0)
     features = torch.randn(300, 64, device="cuda", dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The Llama-type network: which positions see which, the cache, the shift, low-rank updates, and training."""
+"""The Llama network: attention patterns, the cache, the shift, low-rank updates, and training."""
 
 from dataclasses import replace
 from itertools import product
@@ -62,7 +62,7 @@ def differs(first: Tensor, second: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_is_seen_where_the_pattern_lets_it_be_seen(kind: str, variant: str) -> None:
+def test_outputs_depend_exactly_on_visible_tokens(kind: str, variant: str) -> None:
     model, x = made(**KINDS[kind], **VARIANTS[variant]), tokens()
     before = model(x)
     shifted, starts = model.options.shift, model.options.start_row is not None
@@ -71,7 +71,7 @@ def test_a_token_is_seen_where_the_pattern_lets_it_be_seen(kind: str, variant: s
         changed = x.clone()
         changed[:, place] = (x[:, place] + 1) % V
         seen = visible[:, place].clone()
-        if shifted:  # the output at i is that of i - 1, or of the start token, which sees what the pattern lets it see
+        if shifted:  # the output at i is that of i - 1, or of the start token, which sees what the pattern allows
             first = kind == "full" if starts else bool(seen[0])
             seen = torch.cat([torch.tensor([first]), seen[:-1]])
         assert torch.equal(differs(model(changed), before), seen)
@@ -81,7 +81,7 @@ def test_a_token_is_seen_where_the_pattern_lets_it_be_seen(kind: str, variant: s
     ("network", "variant"), [*product([Llama, GPT2], ["plain", "shift", "start"]), (Llama, "norms")]
 )
 @pytest.mark.parametrize("kind", ["causal", "block"])
-def test_with_a_cache_the_outputs_are_the_same(network: type[Llama], kind: str, variant: str) -> None:
+def test_cached_outputs_match_full_pass(network: type[Llama], kind: str, variant: str) -> None:
     model, x = made(network, **KINDS[kind], **VARIANTS[variant]), tokens()
     expected = model.features(x)
     cache, parts = model.new_cache(len(x), L), []
@@ -96,7 +96,7 @@ def test_with_a_cache_the_outputs_are_the_same(network: type[Llama], kind: str, 
     assert torch.allclose(again, model.features(torch.cat([x[:, :8], other], 1))[:, 8:], atol=2e-6)
 
 
-def test_single_tokens_with_a_cache() -> None:
+def test_token_by_token_cache_matches_full_pass() -> None:
     model, x = made(attention="causal"), tokens()
     cache = model.new_cache(len(x))
     parts = [model.features(x[:, i : i + 1], cache=cache) for i in range(L)]
@@ -107,7 +107,7 @@ def test_single_tokens_with_a_cache() -> None:
     ("network", "variant"),
     [*product([Llama], VARIANTS), *product([GPT2], ["plain", "tied", "row", "shift", "start", "lora"])],
 )
-def test_selected_rows_are_the_same(network: type[Llama], variant: str) -> None:
+def test_selected_rows_match_full_outputs(network: type[Llama], variant: str) -> None:
     model, x = made(network, **VARIANTS[variant]), tokens()
     where = torch.tensor([0, 1, 5, 11, 13, 23])
     found = model.rows(model.features(x, where=where), where)
@@ -116,7 +116,7 @@ def test_selected_rows_are_the_same(network: type[Llama], variant: str) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "causal", "block"])
 @pytest.mark.parametrize("variant", ["plain", "shift"])
-def test_a_pattern_is_the_option_of_its_name(kind: str, variant: str) -> None:
+def test_attention_pattern_matches_named_option(kind: str, variant: str) -> None:
     model, x = made(**KINDS[kind], **VARIANTS[variant]), tokens()
     other = made(**VARIANTS[variant])
     other.load_state_dict(model.state_dict())
@@ -136,7 +136,7 @@ def pair_pattern(block: int) -> AttentionPattern:
     return AttentionPattern(own | past | clean, torch.arange(L).repeat(2))
 
 
-def test_with_a_shift_blocks_of_one_are_the_autoregressive_network() -> None:
+def test_shift_with_block_size_one_matches_autoregressive_network() -> None:
     parent, x0 = made(attention="causal"), tokens() % V
     adapted = made(shift=True, start_row=2)
     adapted.load_state_dict(parent.state_dict())
@@ -146,8 +146,8 @@ def test_with_a_shift_blocks_of_one_are_the_autoregressive_network() -> None:
     assert torch.allclose(found, parent(shown), atol=2e-6)
 
 
-def test_with_a_shift_a_block_is_predicted_from_its_own_noisy_past() -> None:
-    """Its first position from the clean one before it."""
+def test_shifted_block_depends_on_its_noisy_past() -> None:
+    """Its first position depends on the clean token before it."""
     model, x0 = made(shift=True, start_row=2), tokens() % V
     x_t = x0.masked_fill(torch.rand(x0.shape, generator=torch.Generator().manual_seed(3)) < 0.5, V)
     pattern = pair_pattern(4)
@@ -164,7 +164,7 @@ def test_with_a_shift_a_block_is_predicted_from_its_own_noisy_past() -> None:
     assert seen.nonzero()[:, 0].tolist() == [8, 9, 10, 11]
 
 
-def test_rotation_turns_halves() -> None:
+def test_rotation_matches_complex_multiplication() -> None:
     x = torch.randn(1, 3, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = rotate(
         x, rotation_of(torch.tensor([0, 1, 5]), replace(BASE, rotary_base=100.0, head_width=4), torch.float64)
@@ -177,7 +177,7 @@ def test_rotation_turns_halves() -> None:
     assert torch.allclose(found[..., :4], torch.cat([turned.real, turned.imag], -1), atol=1e-7)
 
 
-def test_low_rank_updates_are_all_that_is_trained_and_can_be_merged() -> None:
+def test_only_low_rank_updates_are_trained_and_can_be_merged() -> None:
     model, x = made(lora_rank=3), tokens()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained
@@ -190,7 +190,7 @@ def test_low_rank_updates_are_all_that_is_trained_and_can_be_merged() -> None:
     assert torch.allclose(fresh(x), model(x), atol=1e-5)  # new updates are 0
 
 
-def test_weights_of_a_parent_without_a_mask() -> None:
+def test_mask_embedding_is_copied_from_parent_row() -> None:
     parent = made(attention="causal", mask_row=4, tied=True)
     child = made(seed=1, tied=True)
     child.load_state_dict(child.weights_from(parent), strict=False)
@@ -202,7 +202,7 @@ def test_weights_of_a_parent_without_a_mask() -> None:
     assert torch.allclose(child(x, attention=pattern), parent(rows), atol=1e-6)
 
 
-def test_outputs_of_weights_in_two_bytes_are_float32() -> None:
+def test_bfloat16_head_gives_float32_outputs() -> None:
     torch.manual_seed(0)
     head = VocabularyHead(8, 10_000, bias=False, dtype=torch.bfloat16)
     torch.nn.init.normal_(head.weight)
@@ -212,7 +212,7 @@ def test_outputs_of_weights_in_two_bytes_are_float32() -> None:
         assert torch.allclose(found, rows @ head.weight.float().T, atol=1e-5)
 
 
-def test_checkpointing_changes_no_gradient() -> None:
+def test_checkpointing_does_not_change_gradients() -> None:
     plain, x = made(), tokens()
     other = made(checkpoint_blocks=True)
     other.load_state_dict(plain.state_dict())
@@ -239,17 +239,17 @@ def test_checkpointing_changes_no_gradient() -> None:
         ({"length": 2**21}, "length must be at most"),
     ],
 )
-def test_sizes_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_sizes_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(BASE, **changes)
 
 
-def test_longer_text_than_it_reads_is_refused() -> None:
+def test_text_longer_than_network_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="20 positions do not fit a network of length 16"):
         made()(torch.zeros(1, 20, dtype=torch.int64))
 
 
-def test_it_learns_by_every_loss_of_rows() -> None:
+def test_row_loss_gradients_match_dense() -> None:
     """The gradients of the head's chunked losses are those of dense outputs."""
     x0 = tokens() % V
     for variant in ("plain", "tied", "start"):
@@ -267,7 +267,7 @@ def test_it_learns_by_every_loss_of_rows() -> None:
         assert torch.allclose(*found, atol=1e-5)
 
 
-def test_short_sequences_on_a_gpu_are_one_kernel() -> None:
+def test_short_attention_kernel_interpreted() -> None:
     run_interpreted("from tests.models.test_llama import check_short_attention; check_short_attention()")
 
 

@@ -1,4 +1,4 @@
-"""Networks of others, against their transformer written once more, and against what their own code computed."""
+"""Published networks, against a reference implementation and against outputs of the original code."""
 
 import json
 import math
@@ -64,8 +64,8 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, str]] = {
     "gidd, not rounded": ({"vocab_size": V + 1, "model": HYDRA | {"p_uniform": 0.1, "t_eps": 1e-4}}, V + 1, ""),
 }
 # Process and method of each family, and the network's time input at time t as a function of sigma.
-Told = Callable[[Tensor, Tensor], Tensor]
-KINDS: dict[str, tuple[cedd.TokenProcess, str, Told]] = {
+TimeInput = Callable[[Tensor, Tensor], Tensor]
+KINDS: dict[str, tuple[cedd.TokenProcess, str, TimeInput]] = {
     "sedd": (cedd.absorb(V), "sedds", lambda t, sigma: sigma),
     "sedd uniform": (cedd.uniform(V, cedd.Geometric(0.01, 9)), "sedd", lambda t, sigma: sigma),
     "mdlm": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
@@ -99,7 +99,7 @@ def noisy(process: cedd.TokenProcess) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_family_computes_what_it_did(tmp_path: Path, name: str) -> None:
+def test_every_family_matches_reference_outputs(tmp_path: Path, name: str) -> None:
     folder, weights = published(tmp_path / "theirs", name)
     model = cedd.import_model(folder, device="cpu")
     process, method, told = KINDS[name]
@@ -114,7 +114,7 @@ def test_every_family_computes_what_it_did(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["", "_orig_mod.", "module."])
-def test_buffers_outside_of_the_backbone_are_left_alone(tmp_path: Path, wrapper: str) -> None:
+def test_buffers_outside_backbone_are_ignored(tmp_path: Path, wrapper: str) -> None:
     """The range of training times of BD3-LM, in a file of the network or of a compiled one."""
     folder, weights = published(tmp_path / "theirs", "bd3lm, blocks")
     whole = cedd.import_model(folder, device="cpu").model.state_dict()
@@ -126,7 +126,7 @@ def test_buffers_outside_of_the_backbone_are_left_alone(tmp_path: Path, wrapper:
 
 
 @pytest.mark.parametrize("name", ["sedd", "mdlm", "bd3lm, blocks"])
-def test_shards_are_one_network(tmp_path: Path, name: str) -> None:
+def test_sharded_weights_are_loaded(tmp_path: Path, name: str) -> None:
     folder, _ = published(tmp_path / "theirs", name)
     whole = cedd.import_model(folder, device="cpu").model.state_dict()
     weights = load_file(folder / "model.safetensors")
@@ -149,7 +149,7 @@ def test_shards_are_one_network(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", ddit.MISTAKES)
-def test_a_mistake_in_any_convention_would_be_seen(mistake: str) -> None:
+def test_any_wrong_convention_exceeds_tolerance(mistake: str) -> None:
     weights, process = ddit.random_weights(V + 1), cedd.absorb(V)
     x, t = noisy(process)
     sigma = process.sigma(t).float()
@@ -158,7 +158,7 @@ def test_a_mistake_in_any_convention_would_be_seen(mistake: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "gidd"])
-def test_what_a_network_is_told_would_be_seen(name: str) -> None:
+def test_wrong_time_input_exceeds_tolerance(name: str) -> None:
     process, _, told = KINDS[name]
     weights = ddit.random_weights(V + 1)
     x, t = noisy(process)
@@ -183,11 +183,11 @@ def fixture(request: pytest.FixtureRequest) -> tuple[str, cedd.LanguageModel, di
         return request.param, cedd.import_model(folder, device="cpu"), {k: torch.from_numpy(stored[k]) for k in stored}
 
 
-def test_outputs_are_those_of_their_code(fixture) -> None:
+def test_outputs_match_original_code(fixture) -> None:
     name, model, io = fixture
     found, size = model.model(io["x_t"], io["sigma"]), model.process.vocab_size
     if name == "sedd":
-        # Theirs are scaled, and 0 at the token that is read.
+        # Theirs are scaled, and 0 at the input token.
         scaled = found - (torch.log(torch.expm1(io["sigma"])) + math.log(size))[:, None, None]
         known, there = io["log_score"][..., :size], io["x_t"][..., None] == torch.arange(size)
         assert float((scaled - known)[~there].abs().max()) < TOLERANCE
@@ -201,8 +201,8 @@ def test_outputs_are_those_of_their_code(fixture) -> None:
         assert float((posterior.gather(-1, io["x0"][..., None])[..., 0] - io["log_p_x0"]).abs().max()) < TOLERANCE
 
 
-def test_losses_are_those_of_their_code(fixture) -> None:
-    """MDLM's is our loss of ceddt; SEDD's is ours and the constant that it adds at a mask, sigma' r (log r - 1)."""
+def test_losses_match_original_code(fixture) -> None:
+    """MDLM's equals our loss of ceddt; SEDD's equals ours plus its constant at a mask, sigma' r (log r - 1)."""
     name, model, io = fixture
     masked = io["x_t"] == model.process.mask_id
     draws = NoiseDraws(torch.where(masked, 1 - 1e-9, 0.0).double(), torch.zeros_like(io["x0"]))
@@ -220,7 +220,7 @@ def test_losses_are_those_of_their_code(fixture) -> None:
 
 
 def paired_mask(length: int, block: int) -> Tensor:
-    """Who attends to whom in [x_t, x_0], by the words of BD3-LM."""
+    """The attention mask of [x_t, x_0], from the description of BD3-LM."""
     visible = torch.zeros(2 * length, 2 * length, dtype=torch.bool)
     for query in range(2 * length):
         for key in range(2 * length):
@@ -232,7 +232,7 @@ def paired_mask(length: int, block: int) -> Tensor:
     return visible
 
 
-def test_a_network_of_blocks_reads_noisy_and_clean_text(tmp_path: Path) -> None:
+def test_block_network_takes_noisy_and_clean_text(tmp_path: Path) -> None:
     folder, weights = published(tmp_path / "theirs", "bd3lm, blocks")
     model = cedd.import_model(folder, device="cpu")
     assert (model.method.name, model.method.block) == ("ceddt", 4)
@@ -253,7 +253,7 @@ def test_a_network_of_blocks_reads_noisy_and_clean_text(tmp_path: Path) -> None:
     assert float((alone - expected).abs().max()) > 100 * TOLERANCE
     with pytest.raises(ValueError, match=r"has an even number of tokens \(got 13\)"):
         model.original_logits(both[:, :13])
-    # As a model of ours, saved and loaded, it is measured in its blocks.
+    # Saved and loaded as a cedd model, it is evaluated in its blocks.
     model.save_pretrained(tmp_path / "ours")
     ours = cedd.load(tmp_path / "ours", device="cpu")
     assert ours.method.block == 4
@@ -273,7 +273,7 @@ def bd3lm() -> tuple[cedd.LanguageModel, dict[str, Tensor]]:
     return cedd.import_model(folder, device="cpu"), load_file(folder / "io.safetensors")
 
 
-def test_blocks_are_those_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
+def test_block_outputs_match_original_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
     model, io = bd3lm
     x_t, x0, V = io["x_t"], io["x0"], model.process.vocab_size
     found = model.original_logits(x_t, x0=x0)
@@ -296,13 +296,13 @@ def test_blocks_are_those_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[st
         parts.append(model.model.head(model.model.features(noisy_block, torch.zeros(4), cache=cache)))
         cache.length = 4 * number
         model.model.features(clean, torch.zeros(4), cache=cache)
-    # All three are equal in exact arithmetic; the two of their code are up to 2.3e-5 from it.
+    # All three are equal in exact arithmetic; the two of the original code differ from it by up to 2.3e-5.
     exact = io["logits_64"][..., :V]
     for found in (torch.cat(parts, 1), io["logits_cached"][..., :V], io["logits_blocks"][..., :V]):
         assert float((found - exact).abs().max()) < TOLERANCE
 
 
-def test_the_loss_in_blocks_is_that_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
+def test_block_loss_matches_original_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
     """In validation the first token, which is never masked, is not counted; in training it is."""
     model, io = bd3lm
     masked = io["x_t"] == model.process.mask_id
@@ -383,7 +383,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_imported_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_networks_are_rejected(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config, message = REFUSED[name]
     prefix = "" if "graph" in config else "backbone."
     rows = V if name in ("labels", "scaled") else V + 1
@@ -395,7 +395,7 @@ def test_what_cannot_be_imported_is_refused(tmp_path: Path, name: str, capsys: p
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["theirs"]
 
 
-def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
+def test_invalid_weight_files_are_rejected(tmp_path: Path) -> None:
     folder, weights = published(tmp_path / "theirs", "mdlm")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(
@@ -428,7 +428,7 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
         cedd.import_model(tmp_path / "nothing" / "here")
 
 
-def test_weights_are_finite_floating_point_numbers(tmp_path: Path) -> None:
+def test_nonfinite_or_integer_weights_are_rejected(tmp_path: Path) -> None:
     folder, weights = published(tmp_path / "theirs", "mdlm")
     for name in ("vocab_embed.embedding", "blocks.1.norm2.weight", "output_layer.linear.bias"):
         for value in (math.nan, math.inf):
@@ -440,7 +440,7 @@ def test_weights_are_finite_floating_point_numbers(tmp_path: Path) -> None:
         ddit.write(folder, MDLM, weights | {name: weights[name].to(torch.int8)}, "backbone.")
         with pytest.raises(ValueError, match=f"{name} is of int8; weights are of float64, float32, float16, bfloat16"):
             cedd.import_model(folder)
-    # Rows that stand for nothing may hold anything.
+    # Unused rows may hold anything.
     folder, weights = published(tmp_path / "gidd", "gidd")
     weights["vocab_embed.embedding"][V + 1 :] = math.nan
     weights["output_layer.linear.bias"][V:] = -math.inf
@@ -448,7 +448,7 @@ def test_weights_are_finite_floating_point_numbers(tmp_path: Path) -> None:
     cedd.import_model(folder)
 
 
-def test_a_mask_that_vocab_size_does_not_count(tmp_path: Path) -> None:
+def test_vocab_size_may_exclude_the_mask(tmp_path: Path) -> None:
     """GPT-2's tokens with [PAD], and rounded rows: 50,258 are tokens, whether or not vocab_size counts the mask."""
     weights = ddit.random_weights(50304)
     for size in (50258, 50259):
@@ -460,7 +460,7 @@ def test_a_mask_that_vocab_size_does_not_count(tmp_path: Path) -> None:
         cedd.import_model(folder)
 
 
-def test_frequencies_may_be_rounded_and_a_length_has_its_limit(tmp_path: Path) -> None:
+def test_rounded_frequencies_are_accepted_and_length_is_limited(tmp_path: Path) -> None:
     folder, weights = published(tmp_path / "theirs", "mdlm")
     rounded = {name: value.bfloat16() if name.startswith("rotary") else value for name, value in weights.items()}
     ddit.write(folder, MDLM, rounded, "backbone.")
@@ -470,12 +470,12 @@ def test_frequencies_may_be_rounded_and_a_length_has_its_limit(tmp_path: Path) -
         cedd.import_model(folder)
 
 
-def test_a_word_may_be_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+def test_vocabulary_may_contain_unicode_line_separators(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes("[UNK]\n[SEP]\n\u2028\n\x85\nb\n".encode())
     assert load_tokenizer(tmp_path).encode("b").tolist() == [4]
 
 
-def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
+def test_tokenizer_must_match_network(tmp_path: Path) -> None:
     folder, _ = published(tmp_path / "theirs", "duo")
     (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\na\nb\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"the tokenizer .* has 4 tokens, and the network 17"):
@@ -490,7 +490,7 @@ def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
     assert model.tokenizer.decode([2, V - 1, 3]) == "a b"
     drawn = " ".join(model.generate(4, steps=4, seed=0))
     assert "[PAD]" not in drawn
-    # The page of a model whose tokenizer loses text says so.
+    # The report mentions that the tokenizer is lossy.
     model.save_pretrained(tmp_path / "ours")
     (tmp_path / "text.txt").write_text("A b C\nd e " * 40)
     words = ["--data", str(tmp_path / "text.txt"), "--wrap", "trained", "--samples", "0", "--device", "cpu"]
@@ -499,8 +499,8 @@ def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_blocks_were_wrapped_by_mdlm_and_duo_alone(tmp_path: Path, name: str) -> None:
-    """bd3lms' own MDLM was trained without ends of documents. The residual stream of all is in float32."""
+def test_only_mdlm_and_duo_families_wrap_blocks(tmp_path: Path, name: str) -> None:
+    """BD3-LM's own MDLM was trained without end-of-document tokens. All have a float32 residual stream."""
     folder, _ = published(tmp_path / "theirs", name)
     (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "[SEP]", *"abcdefghijklmno"]), encoding="utf-8")
     model = cedd.import_model(folder, tmp_path, device="cpu")
@@ -514,9 +514,9 @@ def test_blocks_were_wrapped_by_mdlm_and_duo_alone(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     "name", ["mdlm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sedd", "duo", "gidd"))]
 )
-def test_an_imported_folder_is_a_model(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imported_folder_is_a_usable_model(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = published(tmp_path / "theirs", name)
-    out = tmp_path / "above" / "ours"  # whose folders are made, as by cedd train
+    out = tmp_path / "above" / "ours"  # parent folders are created, as by cedd train
     assert main(["import", str(folder), "--out", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["tokenizer"] == "ids"

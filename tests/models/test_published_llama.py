@@ -1,4 +1,4 @@
-"""Llama-type networks of others, against the networks written once more, and against what their own code computed."""
+"""Published Llama networks, against reference implementations and against outputs of the original code."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ def expected_of(kind: str, ids: Tensor, attention: str | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_every_family_computes_what_it_did(tmp_path: Path, kind: str) -> None:
+def test_every_family_matches_reference_outputs(tmp_path: Path, kind: str) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / kind, kind), device="cpu")
     ids = ids_of()
     expected = expected_of(kind, ids)
@@ -55,7 +55,7 @@ def test_every_family_computes_what_it_did(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGS if "mask_token_id" in CONFIGS[kind]])
-def test_outputs_are_at_their_places_and_the_mask_is_its_row(tmp_path: Path, kind: str) -> None:
+def test_outputs_are_aligned_and_mask_uses_its_row(tmp_path: Path, kind: str) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / kind, kind), device="cpu")
     ids = ids_of()
     x_t = ids.masked_fill(torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.5, V)
@@ -75,7 +75,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_attention_mask_in_every_form(tmp_path: Path, form: str) -> None:
+def test_attention_mask_is_accepted_in_every_form(tmp_path: Path, form: str) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "dream", "dream"), device="cpu")
     ids = ids_of()
     seen = plain_llama.visible_of("block", ids.shape[1])
@@ -103,13 +103,13 @@ def test_a_mask_of_zeros_is_added_to_the_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [[[V]], [[-1]], [[0.0]], [0]])
-def test_ids_are_rows_of_the_embedding(tmp_path: Path, ids: list[Any]) -> None:
+def test_ids_outside_embedding_are_rejected(tmp_path: Path, ids: list[Any]) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "dream", "dream"), device="cpu")
     with pytest.raises(ValueError, match=r"ids must be (0 to 22 \(got|integers \[B, L\] \(got)"):
         model.original_logits(torch.tensor(ids))
 
 
-def test_full_attention_by_its_name(tmp_path: Path) -> None:
+def test_full_attention_can_be_requested_by_name(tmp_path: Path) -> None:
     model, ids = cedd.import_model(plain_llama.write(tmp_path / "sdar", "sdar"), device="cpu"), ids_of()
     found = model.original_logits(ids, attention_mask="full")
     assert float((found - expected_of("sdar", ids, "full")).abs().max()) < TOLERANCE
@@ -127,8 +127,8 @@ STACK = {"llada": "model.", "diffugpt": "denoise_model."}
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [(kind, one) for kind, all_ in RENAMED.items() for one in all_])
-def test_tensors_may_have_another_prefix(tmp_path: Path, kind: str, prefix: str) -> None:
-    """As files of wrapped networks, or of their inner module, have it; the embedding and the head may have none."""
+def test_tensors_may_have_different_prefix(tmp_path: Path, kind: str, prefix: str) -> None:
+    """As in files of wrapped networks or of their inner module; the embedding and the head may have none."""
     stack = STACK.get(kind, "model.")
     weights = {name.replace(stack, prefix, 1): value for name, value in plain_llama.random_weights(kind).items()}
     if kind == "diffullama":
@@ -137,8 +137,8 @@ def test_tensors_may_have_another_prefix(tmp_path: Path, kind: str, prefix: str)
     assert float((model.original_logits(ids) - expected_of(kind, ids)).abs().max()) < TOLERANCE
 
 
-def test_diffugpt_with_the_names_of_gpt2(tmp_path: Path) -> None:
-    """It is told from GPT-2 by its mask."""
+def test_diffugpt_with_gpt2_tensor_names(tmp_path: Path) -> None:
+    """Its mask distinguishes it from GPT-2."""
     weights = {
         f"transformer.{name.removeprefix('denoise_model.').replace('embed_tokens', 'wte')}": value
         for name, value in plain_llama.random_weights("diffugpt").items()
@@ -152,8 +152,8 @@ def test_diffugpt_with_the_names_of_gpt2(tmp_path: Path) -> None:
     assert torch.equal(named.original_logits(ids), model.original_logits(ids))
 
 
-def test_diffullama_with_the_description_of_llama(tmp_path: Path) -> None:
-    """Its tensors have the prefix of the denoising network."""
+def test_diffullama_with_llama_config(tmp_path: Path) -> None:
+    """It is recognized by the tensor prefix of the denoising network."""
     weights = {
         name.replace("model.", "denoise_model.", 1): value
         for name, value in plain_llama.random_weights("diffullama").items()
@@ -164,7 +164,7 @@ def test_diffullama_with_the_description_of_llama(tmp_path: Path) -> None:
     assert network_of(model).options.shift
 
 
-def test_settings_at_their_defaults_may_be_absent(tmp_path: Path) -> None:
+def test_default_settings_may_be_absent(tmp_path: Path) -> None:
     absent = dict.fromkeys(("rope_theta", "rms_norm_eps", "max_position_embeddings", "hidden_act"), "absent")
     model, ids = cedd.import_model(plain_llama.write(tmp_path / "a", "llama", **absent), device="cpu"), ids_of()
     assert float((model.original_logits(ids) - expected_of("llama", ids)).abs().max()) < TOLERANCE
@@ -178,7 +178,7 @@ def test_a_window_has_no_effect_unless_it_is_switched_on(tmp_path: Path, kind: s
     cedd.import_model(folder, device="cpu")
 
 
-def test_an_autoregressive_network_starts_from_the_start_token(tmp_path: Path) -> None:
+def test_autoregressive_network_uses_start_token(tmp_path: Path) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "llama", "llama"), device="cpu")
     ids = ids_of()
     shown = torch.cat([torch.full_like(ids[:, :1], CONFIGS["llama"]["bos_token_id"]), ids[:, :-1]], 1)
@@ -188,7 +188,7 @@ def test_an_autoregressive_network_starts_from_the_start_token(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_two_bytes_stay_so_and_are_computed_with_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_weights_in_16_bits_are_kept_and_computed_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
     stored = {name: value.to(dtype) for name, value in plain_llama.random_weights("qwen3").items()}
     model = cedd.import_model(plain_llama.write(tmp_path / "two", "qwen3", stored), device="cpu")
     assert {parameter.dtype for parameter in model.model.parameters()} == {dtype}
@@ -200,7 +200,7 @@ def test_weights_of_two_bytes_stay_so_and_are_computed_with_in_float32(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["llada", "dream", "diffugpt", "sdar", "qwen2"])
-def test_an_imported_network_is_a_model_folder(tmp_path: Path, kind: str, capsys) -> None:
+def test_imported_network_becomes_a_model_folder(tmp_path: Path, kind: str, capsys) -> None:
     theirs, ours = plain_llama.write(tmp_path / "theirs", kind), tmp_path / "ours"
     for command in (["sample"], ["adapt", "--data", "python-manual", "--out", str(tmp_path / "run")]):
         assert main([command[0], str(theirs), *command[1:]]) == 2
@@ -214,8 +214,8 @@ def test_an_imported_network_is_a_model_folder(tmp_path: Path, kind: str, capsys
 
 
 @pytest.mark.parametrize("kind", ["dream", "diffugpt"])
-def test_a_tokenizer_of_vocabulary_and_merges(tmp_path: Path, kind: str) -> None:
-    """As Dream, SDAR and DiffuGPT publish theirs, with special tokens in tokenizer_config.json."""
+def test_tokenizer_from_vocabulary_and_merges(tmp_path: Path, kind: str) -> None:
+    """As published by Dream, SDAR and DiffuGPT, with special tokens in tokenizer_config.json."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -250,7 +250,7 @@ def fixture_folder(name: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_autoregressive_networks_under_every_mask(kind: str) -> None:
+def test_autoregressive_networks_match_original_code_for_every_mask(kind: str) -> None:
     folder = fixture_folder(f"llama/{kind}")
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     length = io["x_t"].shape[1]
@@ -272,7 +272,7 @@ def test_autoregressive_networks_under_every_mask(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_greedy_text_with_a_cache_is_theirs(kind: str) -> None:
+def test_greedy_text_with_cache_matches_original_code(kind: str) -> None:
     folder = fixture_folder(f"llama/{kind}")
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     x, network = io["greedy"][:, :6], network_of(model)
@@ -284,7 +284,7 @@ def test_greedy_text_with_a_cache_is_theirs(kind: str) -> None:
     assert torch.equal(x, io["greedy"])
 
 
-def test_llada_with_and_without_padding() -> None:
+def test_llada_matches_original_code_with_and_without_padding() -> None:
     folder = fixture_folder("llada")
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     ids = io["input_ids"]
@@ -343,7 +343,7 @@ def test_parity_with_transformers(tmp_path: Path, kind: str, scaling: str | None
     found = cedd.import_model(tmp_path / kind, device="cpu").original_logits(ids)
     assert float((found - expected).abs().max()) < TOLERANCE
     assert float(expected.std()) > 0.5
-    if scaling is not None:  # which an older config.json calls so
+    if scaling is not None:  # as named in an older config.json
         file = tmp_path / kind / "config.json"
         values = json.loads(file.read_text())
         values |= {"rope_scaling": SCALINGS[scaling], "rope_theta": values.pop("rope_parameters")["rope_theta"]}
@@ -371,7 +371,7 @@ def sharded(folder: Path, kind: str = "qwen3", parts: int = 3) -> Path:
     return folder
 
 
-def test_shards_are_one_network(tmp_path: Path) -> None:
+def test_sharded_weights_are_loaded(tmp_path: Path) -> None:
     ids = ids_of()
     found = cedd.import_model(sharded(tmp_path / "shards"), device="cpu").original_logits(ids)
     assert torch.equal(
@@ -380,18 +380,18 @@ def test_shards_are_one_network(tmp_path: Path) -> None:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has held since `forget_peak`."""
+    """The peak memory of this process, in bytes, since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     if not os.access("/proc/self/clear_refs", os.W_OK):
-        pytest.skip("needs Linux, which tells and resets the peak of a process's memory")
+        pytest.skip("needs Linux, to read and reset the peak memory of a process")
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def test_loading_takes_the_memory_of_the_weights(tmp_path: Path) -> None:
+def test_loading_memory_is_close_to_weight_size(tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8000, "num_hidden_layers": 6, "head_dim": 64}
     config = {**CONFIGS["qwen3"], **sizes, "num_attention_heads": 8, "num_key_value_heads": 8}
     weights: dict[str, Tensor] = {
@@ -413,7 +413,7 @@ def test_loading_takes_the_memory_of_the_weights(tmp_path: Path) -> None:
     size = (folder / "model.safetensors").stat().st_size
     del weights
     gc.collect()
-    forget_peak()
+    reset_peak()
     before = peak_memory()
     model = cedd.import_model(folder, device="cpu")
     assert peak_memory() - before < 1.2 * size
@@ -505,7 +505,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_unsupported_settings_are_rejected_by_name(tmp_path: Path, name: str) -> None:
     kind, changes, message = REFUSED[name]
     folder = plain_llama.write(tmp_path / kind, kind, **changes)
     with pytest.raises(ValueError, match=message) as error:
@@ -513,7 +513,7 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, name: str) -
     assert "\n" not in str(error.value)
 
 
-def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "shards")
     (folder / "model-00002-of-00003.safetensors").rename(tmp_path / "away")
     with pytest.raises(ValueError, match=r"file not found: .*model-00002-of-00003.safetensors, a shard that"):
@@ -541,7 +541,7 @@ def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
         cedd.import_model(plain_llama.write(tmp_path / "more", "llama", more), device="cpu")
 
 
-def test_buffers_of_old_files_are_left_alone(tmp_path: Path) -> None:
+def test_buffers_of_old_files_are_ignored(tmp_path: Path) -> None:
     buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
     weights = plain_llama.random_weights("llama") | buffers
     cedd.import_model(plain_llama.write(tmp_path / "old", "llama", weights), device="cpu")
@@ -552,14 +552,14 @@ def test_buffers_of_old_files_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "row"), [(768, 10541), (1024, 50257)])
-def test_the_masks_of_diffugpt(width: int, row: int) -> None:
-    """Of small and medium, if neither config.json nor a tokenizer has it."""
+def test_default_mask_rows_of_diffugpt(width: int, row: int) -> None:
+    """For small and medium, if neither config.json nor the tokenizer defines it."""
     family = next(one for one in LLAMA_FAMILIES if one.name == "DiffuGPT")
     assert family._mask_row(Description({"n_embd": width}, "config.json", 0), IdTokenizer(50258), 50258, None) == row
 
 
-def test_a_mask_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without one the outputs of a network can be read, and that is all."""
+def test_mask_id_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one, only the raw outputs of the network are available."""
     folder = plain_llama.write(tmp_path / "dream", "dream", mask_token_id="absent")
     model, ids = cedd.import_model(folder, device="cpu"), ids_of()
     assert float((model.original_logits(ids) - expected_of("dream", ids)).abs().max()) < TOLERANCE

@@ -1,18 +1,18 @@
-"""The seam between branches: one function against plain autograd, the kernel against the function."""
+"""The fused operation between residual branches: against plain autograd, and the kernel against the function."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from cedd.models.kernels.residual import add_and_norm, dropped_entries, modulated_norm
-from tests.interpreted import compiled_for_a_chip, run_interpreted
+from tests.interpreted import compile_for_hopper, run_interpreted
 
 SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10), (2, 150, 12)]
 NAMES = ("x", "branch", "gate", "shift", "scale")
 
 
 def inputs(shape, dtype=torch.float64, device="cpu"):
-    """Values in which nothing is special; vectors are slices, as the conditioning makes them."""
+    """Random values; vectors are slices, as in the conditioning."""
     torch.manual_seed(0)
     batch, _, width = shape
     vectors = torch.randn(batch, 3, 1, width, dtype=dtype, device=device).unbind(1)
@@ -21,13 +21,13 @@ def inputs(shape, dtype=torch.float64, device="cpu"):
 
 
 def plain(x, branch, gate, shift, scale, factor):
-    """Written out; factor [B, L, D] is dropout's: 0 where it drops, the rescaling elsewhere."""
+    """Reference implementation; factor [B, L, D] is dropout's: 0 where it drops, the rescaling elsewhere."""
     added = x + gate * (branch * factor)
     return added, F.layer_norm(added, x.shape[-1:]) * (1 + scale) + shift
 
 
 def results(function, values):
-    """Outputs and gradients of a loss that weighs both outputs."""
+    """Outputs, and gradients of a loss with random weights for both outputs."""
     outputs = function(*values)
     torch.manual_seed(1)
     weights = [torch.randn(output.shape, dtype=torch.float64).to(output) for output in outputs]
@@ -46,7 +46,7 @@ def agree(got, wanted, tolerance):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dropped", [0, 26, 128])
-def test_against_autograd(shape, dropped):
+def test_add_and_norm_matches_autograd(shape, dropped):
     values = inputs(shape)
     torch.manual_seed(7)
     entries = dropped_entries(values[0], dropped)
@@ -62,7 +62,7 @@ def test_against_autograd(shape, dropped):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_added_is_a_branch_of_zeros(shape):
+def test_modulated_norm_matches_branch_of_zeros(shape):
     x, _, gate, shift, scale = inputs(shape)
     _, wanted = add_and_norm(x, torch.zeros_like(x), gate, shift, scale, dropped=0, seed=None)
     torch.testing.assert_close(modulated_norm(x, shift, scale), wanted)
@@ -72,7 +72,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *v: add_and_norm(*v, dropped=0, seed=None), inputs((2, 3, 6)))
 
 
-def test_dropped_share():
+def test_dropped_share_matches_rate():
     """Of 2^18 bytes the share below 26 lies within 5 standard deviations of 26/256."""
     entries = dropped_entries(torch.zeros(2**10, 2**8), 26)
     assert entries is not None
@@ -134,7 +134,7 @@ def test_kernel_interpreted():
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_the_forward_kernel_compiles_for_a_chip(adds):
+def test_forward_kernel_compiles(adds):
     pytest.importorskip("triton")
     from cedd.models.kernels.residual_triton import FORWARD, _forward_kernel
 
@@ -145,19 +145,19 @@ def test_the_forward_kernel_compiles_for_a_chip(adds):
         "rescale": "fp32", "epsilon": "fp32",
     }  # fmt: skip
     constants = {"ADDS": adds, "DROPPED": 0, "BLOCK": 1024, "ROWS": FORWARD.rows}
-    assert compiled_for_a_chip(_forward_kernel, types, constants, FORWARD.warps)
+    assert compile_for_hopper(_forward_kernel, types, constants, FORWARD.warps)
 
 
-def test_the_sum_over_chunks_compiles_for_a_chip():
+def test_sum_over_chunks_kernel_compiles():
     pytest.importorskip("triton")
     from cedd.models.kernels.residual_triton import _sum_kernel
 
     types = {"parts": "*fp32", "sums": "*bf16", "chunks": "i32", "size": "i32"}
-    assert compiled_for_a_chip(_sum_kernel, types, {"GROUP": 16, "BLOCK": 128}, warps=4)
+    assert compile_for_hopper(_sum_kernel, types, {"GROUP": 16, "BLOCK": 128}, warps=4)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.15)])
-def test_kernel_on_the_device(dtype, tolerance):
+def test_kernel_on_cuda(dtype, tolerance):
     check_kernel("cuda", tolerance, dtype)
     check_norm_kernel("cuda", tolerance, dtype)

@@ -1,4 +1,4 @@
-"""The residual stream: a block computes its equation, and which of its parts are fused or left out."""
+"""The residual stream: a block follows its equation; which of its parts are fused or skipped."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def closed(stream):
 
 @pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("run", [lambda block, *inputs: block(*inputs), checkpointed])
-def test_a_block_is_its_equation(run, conditioned):
+def test_block_follows_its_equation(run, conditioned):
     block, x, modulations, rotation = block_and_inputs(conditioned)
     inputs = [x, *block.parameters()]
     wanted = written_out(block, x, modulations, rotation)
@@ -58,14 +58,14 @@ def test_a_block_is_its_equation(run, conditioned):
         torch.testing.assert_close(ours, plain)
 
 
-def test_two_blocks_in_a_row_are_one_after_the_other():
+def test_two_consecutive_blocks_compose():
     block, x, modulations, rotation = block_and_inputs()
     once = written_out(block, x, modulations, rotation)
     stream = block(block(ResidualStream(x), *modulations, rotation), *modulations, rotation)
     torch.testing.assert_close(closed(stream), written_out(block, once, modulations, rotation))
 
 
-def test_a_branch_at_some_positions_is_that_of_all_there_and_nothing_elsewhere():
+def test_branch_at_selected_positions_is_zero_elsewhere():
     block, x, (first, second), rotation = block_and_inputs()
     where = torch.tensor([7, 0, 20])
     everywhere = block(ResidualStream(x), first, second, rotation).branch
@@ -74,7 +74,7 @@ def test_a_branch_at_some_positions_is_that_of_all_there_and_nothing_elsewhere()
     torch.testing.assert_close(somewhere.flatten(0, 1), expected)
 
 
-def test_a_norm_comes_between_two_branches():
+def test_norm_is_required_between_branches():
     stream = ResidualStream(torch.zeros(1, 2, 4)) + Modulation().gated(torch.ones(1, 2, 4))
     with pytest.raises(AssertionError, match="between two branches"):
         _ = stream + Modulation().gated(torch.ones(1, 2, 4))
@@ -84,7 +84,7 @@ def test_a_norm_comes_between_two_branches():
     assert torch.equal(stream.x, torch.ones(1, 2, 4))
 
 
-def test_seeds_are_drawn_for_a_kernels_dropout_only(monkeypatch):
+def test_seeds_are_drawn_only_for_kernel_dropout(monkeypatch):
     modulations = [Modulation()] * 5
     where, cuda = torch.tensor([1]), torch.device("cuda")
     for device, dropout in (("cpu", True), ("cuda", False)):
@@ -96,7 +96,7 @@ def test_seeds_are_drawn_for_a_kernels_dropout_only(monkeypatch):
 
 
 @pytest.mark.parametrize(("conditioned", "checkpointed_blocks"), [(True, False), (True, True), (False, False)])
-def test_every_gated_branch_is_added_by_the_fused_operation(monkeypatch, conditioned, checkpointed_blocks):
+def test_every_gated_branch_uses_fused_operation(monkeypatch, conditioned, checkpointed_blocks):
     calls, fused = [], stream_module.add_and_norm
 
     def recording(x, branch, gate, shift, scale, dropped, seed):

@@ -1,4 +1,4 @@
-"""The network: shapes, what it starts as, what it may see, and that the cache and the compiler change nothing."""
+"""The network: shapes, initialization, attention patterns, and equivalence with the cache and the compiler."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ VOCABULARY = 11
 
 
 def tiny(seed=0, **changes):
-    """A tiny network in float64 whose parameters are all random: at its zero start most properties hold vacuously."""
+    """A tiny network in float64 whose parameters are all random: zero initialization makes most tests trivial."""
     torch.manual_seed(seed)
     model = Transformer(config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=True, **changes)).double().eval()
     with torch.no_grad():
@@ -37,7 +37,7 @@ SIGMA = torch.tensor([0.01, 0.7, 5.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
-def test_shapes_and_uniform_start(conditioned):
+def test_output_shapes_and_uniform_initial_predictions(conditioned):
     config = config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=True, time_conditioning=conditioned)
     model = Transformer(config).eval()
     x_t = torch.full((3, 16), VOCABULARY)  # the mask is a legal input
@@ -47,7 +47,7 @@ def test_shapes_and_uniform_start(conditioned):
     assert model.features(x_t, SIGMA.float()).shape == (3, 16, config.width)
 
 
-def test_conditioned_blocks_start_as_the_identity():
+def test_conditioned_blocks_start_as_identity():
     config = config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=False)
     model = Transformer(config).eval()
     x_t = tokens()
@@ -80,8 +80,8 @@ def test_without_time_conditioning_sigma_is_ignored_and_has_no_parameters():
 
 
 @pytest.mark.parametrize("stretches", [1, 4])
-def test_without_a_time_input_the_modulation_is_computed_once(stretches):
-    """And it is that of sigma = 0, with its gradients."""
+def test_modulation_is_computed_once_without_time_input(stretches):
+    """It equals that of sigma = 0, including gradients."""
     free, conditioned, x_t = tiny(time_input="none"), tiny(), tokens()
     sigma, rows = torch.rand(len(x_t), stretches), []
     conditioning = free.backbone.conditioning
@@ -105,7 +105,7 @@ def test_every_parameter_gets_a_gradient():
             assert parameter.grad.abs().max() > 0, name
 
 
-def test_rotations_depend_on_distance_alone_and_leave_values():
+def test_rotations_depend_only_on_distance_and_keep_values():
     cosine, sine = (table.double() for table in rotary_tables(40, 8))
     query, key, value = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     qkv = torch.stack((query, key, value)).view(1, 1, 3, 1, 8)
@@ -124,7 +124,7 @@ def test_rotations_depend_on_distance_alone_and_leave_values():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_pairs_turned_as_complex_numbers_give_the_same_attention_and_gradients(dtype):
+def test_complex_rotation_matches_rotation_by_halves(dtype):
     generator = torch.Generator().manual_seed(0)
     cosine, sine = rotary_tables(10, 8)
     projection = torch.nn.Linear(24, 72, bias=False, dtype=dtype)
@@ -149,7 +149,7 @@ def test_pairs_turned_as_complex_numbers_give_the_same_attention_and_gradients(d
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(3, 4, 8), (5, 8)])
-def test_a_product_with_its_gelu_is_both(shape, bias):
+def test_product_with_gelu_matches_separate_operations(shape, bias):
     torch.manual_seed(0)
     linear, x = torch.nn.Linear(8, 6, bias=bias), torch.randn(shape)
     # A CPU takes the exact form here, which is not in use; the two are within 5e-4.
@@ -157,7 +157,7 @@ def test_a_product_with_its_gelu_is_both(shape, bias):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gelu_in_chunks_is_torchs_with_its_gradient(dtype):
+def test_chunked_gelu_matches_torch_with_gradient(dtype):
     count = 2 * CHUNK * torch.get_num_threads() + 7  # three chunks, the last of them short
     x = torch.linspace(-30, 30, count, dtype=dtype).requires_grad_()
     upstream = torch.linspace(1, 2, count, dtype=dtype)
@@ -170,7 +170,7 @@ def test_gelu_in_chunks_is_torchs_with_its_gradient(dtype):
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_one_sigma_per_token_with_equal_entries_is_one_per_sequence(checkpointed):
+def test_equal_sigma_per_token_matches_sigma_per_sequence(checkpointed):
     """Outputs and gradients, with the same dropout, and with features at selected places only."""
     x_t, places, found = tokens(), torch.tensor([1, 20, 46]), []
     for sigma in (SIGMA, SIGMA[:, None].expand(3, 16)):
@@ -184,7 +184,7 @@ def test_one_sigma_per_token_with_equal_entries_is_one_per_sequence(checkpointed
         torch.testing.assert_close(by_token, by_sequence, rtol=1e-9, atol=1e-11)
 
 
-def test_tokens_that_see_only_themselves_are_sequences_of_one_with_their_own_sigma():
+def test_self_only_attention_matches_sequences_of_length_one():
     model, x_t = tiny(), tokens()
     sigma = torch.rand(3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     alone = AttentionPattern(torch.eye(16, dtype=torch.bool))
@@ -194,8 +194,8 @@ def test_tokens_that_see_only_themselves_are_sequences_of_one_with_their_own_sig
 
 
 @pytest.mark.parametrize("largest_score", [None, 8.0])
-def test_an_attention_pattern_says_who_sees_whom(largest_score):
-    """Up to oneself: the causal network. Two texts side by side that do not see each other: each by itself."""
+def test_attention_pattern_controls_visibility(largest_score):
+    """A lower triangle gives the causal network; two texts that do not see each other give each text alone."""
     model = tiny(time_conditioning=False, largest_score=largest_score)
     twin = causal(largest_score=largest_score)
     twin.load_state_dict(model.state_dict())
@@ -212,13 +212,13 @@ def test_an_attention_pattern_says_who_sees_whom(largest_score):
 
 
 def test_positions_matter():
-    """Attention alone cannot tell a permuted sequence: the rotations do."""
+    """Attention alone is permutation-equivariant; with the rotations it is not."""
     model, x_t = tiny(), tokens()
     permutation = torch.randperm(16, generator=torch.Generator().manual_seed(0))
     assert not torch.allclose(model(x_t, SIGMA)[:, permutation], model(x_t[:, permutation], SIGMA), atol=1e-3)
 
 
-def test_a_causal_network_never_sees_the_future_and_a_diffusion_network_does():
+def test_only_causal_network_ignores_the_future():
     x, changed = tokens(), tokens()
     changed[:, 10] = (changed[:, 10] + 1) % VOCABULARY
     model = causal()
@@ -230,7 +230,7 @@ def test_a_causal_network_never_sees_the_future_and_a_diffusion_network_does():
 
 @pytest.mark.parametrize("largest_score", [None, 12.0])
 @pytest.mark.parametrize("pieces", [[1] * 16, [5] + [1] * 11, [16], [4, 7, 5]])
-def test_cache_equals_the_whole_forward_pass(pieces, largest_score):
+def test_cache_matches_full_forward_pass(pieces, largest_score):
     model, x = causal(largest_score=largest_score), tokens()
     cache = model.new_cache(3, length=16)
     outputs = [model.head(model.features(piece, cache=cache)) for piece in x.split(pieces, dim=1)]
@@ -240,8 +240,8 @@ def test_cache_equals_the_whole_forward_pass(pieces, largest_score):
 
 @pytest.mark.parametrize("pieces", [[4] * 4, [8, 4, 4], [12, 4], [16]])
 @pytest.mark.parametrize("conditioned", [True, False])
-def test_a_cache_of_blocks_equals_attention_to_earlier_blocks(pieces, conditioned):
-    """Several blocks at once, with a pattern, are the same as one after the other; what is not kept leaves no trace."""
+def test_block_cache_matches_attention_to_earlier_blocks(pieces, conditioned):
+    """Several blocks at once, with a pattern, match one after another; discarded noisy blocks leave no trace."""
     model, x = tiny(time_conditioning=conditioned), tokens()
     block = torch.arange(16) // 4
     pattern = AttentionPattern(block[:, None] >= block)
@@ -256,7 +256,7 @@ def test_a_cache_of_blocks_equals_attention_to_earlier_blocks(pieces, conditione
     torch.testing.assert_close(torch.cat(found, 1), whole, rtol=1e-10, atol=1e-10)
 
 
-def test_a_sequence_does_not_exceed_the_length():
+def test_too_long_sequence_is_rejected():
     with pytest.raises(ValueError, match="do not fit"):
         tiny()(tokens(length=33), SIGMA)
     with pytest.raises(ValueError, match="do not fit"):
@@ -264,7 +264,7 @@ def test_a_sequence_does_not_exceed_the_length():
 
 
 @pytest.mark.parametrize("stretches", [1, 2, 4, 16])
-def test_a_noise_level_of_a_stretch_is_that_of_its_tokens(stretches):
+def test_sigma_per_stretch_matches_sigma_per_token(stretches):
     model, x_t = tiny().train(), tokens()
     sigma = torch.rand(3, stretches, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     found = []
@@ -286,7 +286,7 @@ def test_dropout_only_in_training():
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
-def test_checkpointing_changes_no_gradient(conditioned):
+def test_checkpointing_does_not_change_gradients(conditioned):
     gradients = []
     for flag in (False, True):
         model = tiny(checkpoint_blocks=flag, time_conditioning=conditioned).train()
@@ -299,7 +299,7 @@ def test_checkpointing_changes_no_gradient(conditioned):
 
 @pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("checkpointed", [True, False])
-def test_features_somewhere_are_those_of_everywhere(conditioned, checkpointed):
+def test_features_at_selected_places_match_all(conditioned, checkpointed):
     """The last MLP run at some places only: the same features and gradients there."""
     model = tiny(time_conditioning=conditioned, checkpoint_blocks=checkpointed, dropout=0.0).train()
     x, where = tokens(), torch.tensor([7, 0, 3, 11])
@@ -315,7 +315,7 @@ def test_features_somewhere_are_those_of_everywhere(conditioned, checkpointed):
 
 
 @pytest.mark.parametrize("float32_residual", [False, True])
-def test_autocast_keeps_features_low_and_results_near(float32_residual):
+def test_autocast_gives_expected_dtype_and_close_results(float32_residual):
     model = tiny(float32_residual=float32_residual).float()
     exact = model(tokens(), SIGMA.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -325,11 +325,11 @@ def test_autocast_keeps_features_low_and_results_near(float32_residual):
     assert (outputs.float() - exact).norm() / exact.norm() < 0.05
 
 
-def test_a_whole_model_in_bfloat16_runs():
+def test_whole_model_in_bfloat16_runs():
     assert tiny().bfloat16()(tokens(), SIGMA).dtype == torch.bfloat16
 
 
-def test_counts():
+def test_parameter_and_flop_counts():
     config = config_from_preset("small", vocab_size=50257, has_mask=True)
     with torch.device("meta"):
         model = Transformer(config)
@@ -341,7 +341,7 @@ def test_counts():
     assert model.flops_per_token(128) == pytest.approx(without_attention + 12 * 12 * 128 * 768, rel=0.003)
 
 
-def test_presets_build_and_unknown_names_are_refused():
+def test_presets_build_and_unknown_names_are_rejected():
     for name in SIZES:
         config = config_from_preset(name, vocab_size=5, has_mask=True, dropout=0.0)
         assert TransformerConfig(**dataclasses.asdict(config)) == config
@@ -359,14 +359,14 @@ def test_presets_build_and_unknown_names_are_refused():
         ({"largest_score": 0.0}, "largest_score"),
     ],
 )
-def test_impossible_shapes_are_refused(changes, message):
+def test_invalid_sizes_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         config_from_preset("tiny", vocab_size=5, has_mask=True, **changes)
 
 
 @pytest.mark.slow
-def test_the_compiler_reads_it_as_one_graph():
-    """Nothing in the network's way stops it: checked by the compiler's reader alone, which takes a second."""
+def test_dynamo_traces_network_as_one_graph():
+    """Checked with the compiler's front end alone, which takes a second."""
     torch.compiler.reset()
     model = tiny(dropout=0.0).float().train()
     wanted = model(tokens(), SIGMA.float())
@@ -424,6 +424,6 @@ def test_compiled_blocks_keep_few_activations():
 
 
 @pytest.mark.parametrize("record", [[[1, 2, 3]], "xx", None])
-def test_a_network_that_is_not_an_object_is_refused(record: Any):
+def test_network_config_that_is_not_an_object_is_rejected(record: Any):
     with pytest.raises(ValueError, match="network must be a JSON object"):
         Transformer.from_config(record)

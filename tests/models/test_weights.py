@@ -1,4 +1,4 @@
-"""Weights files: exact, whole or absent, and refused in one line if they do not fit."""
+"""Weights files: exact, written atomically, and rejected in one line if they do not fit."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def test_bfloat16_halves_the_file_and_loads_into_float32(tmp_path):
     scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e30]),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_int8_moves_no_entry_by_more_than_half_its_rows_step(tmp_path, rows, scale):
+def test_int8_error_is_at_most_half_a_row_step(tmp_path, rows, scale):
     matrix, bias = torch.tensor(rows) * scale, torch.tensor([math.pi, -1e-9])
     save_weights(tmp_path / "file", {"w": matrix, "b": bias}, form="int8")
     found = read_weights(tmp_path / "file", form="int8")
@@ -65,14 +65,14 @@ def test_int8_moves_no_entry_by_more_than_half_its_rows_step(tmp_path, rows, sca
     assert torch.allclose(read_weights(tmp_path / "again", form="int8")["w"], found["w"], rtol=1e-6, atol=0)
 
 
-def test_int8_is_a_quarter_of_the_file(tmp_path):
+def test_int8_file_is_a_quarter_of_full_size(tmp_path):
     state = {"w": torch.randn(256, 512), "b": torch.randn(256)}
     save_weights(tmp_path / "full", state)
     save_weights(tmp_path / "small", state, form="int8")
     assert (tmp_path / "small").stat().st_size < 0.27 * (tmp_path / "full").stat().st_size
 
 
-def test_what_bfloat16_can_hold_comes_back_exactly(tmp_path):
+def test_bfloat16_values_round_trip_exactly(tmp_path):
     state = {"w": torch.randn(8, 8).bfloat16().float()}
     save_weights(tmp_path / "file", state, form="bf16")
     module = nn.Linear(8, 8, bias=False)
@@ -83,8 +83,8 @@ def test_what_bfloat16_can_hold_comes_back_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_flipped_bit_is_found(tmp_path, form):
-    """Of the numbers, each of them; a bit of the header may be of no meaning, but then changes no number."""
+def test_every_flipped_bit_is_detected(tmp_path, form):
+    """Every bit of the numbers; a flipped bit of the header may go unnoticed, but then changes no number."""
     path, state = tmp_path / "file", {"w": torch.randn(2, 3), "b": torch.randn(2), "n": torch.tensor(7)}
     save_weights(path, state, form=form)
     whole = path.read_bytes()
@@ -104,7 +104,7 @@ def test_every_flipped_bit_is_found(tmp_path, form):
 
 
 def relabel(path, name, **changes):
-    """Change the header's entry of a tensor, and none of the numbers."""
+    """Change the header entry of a tensor, but none of the numbers."""
     content = path.read_bytes()
     size = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:size])
@@ -124,7 +124,7 @@ def relabel(path, name, **changes):
         ("deflated", "w", {"dtype": "I8"}),
     ],
 )
-def test_another_dtype_or_shape_of_the_same_bytes_is_found(tmp_path, form, name, changes):
+def test_changed_dtype_or_shape_of_same_bytes_is_detected(tmp_path, form, name, changes):
     path = tmp_path / "file"
     save_weights(path, {"w": torch.randn(3, 5), "n": torch.tensor(7)}, form=form)
     relabel(path, name, **changes)
@@ -136,7 +136,7 @@ def test_another_dtype_or_shape_of_the_same_bytes_is_found(tmp_path, form, name,
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_a_dtype_that_is_not_supported_is_named(tmp_path, dtype):
+def test_unsupported_dtype_is_named_in_error(tmp_path, dtype):
     tensors = {"w": torch.zeros(2, 2, dtype=dtype)}
     with pytest.raises(ValueError, match=r"w has the unsupported dtype torch\.float8"):
         save_weights(tmp_path / "file", tensors)
@@ -152,7 +152,7 @@ def test_a_dtype_that_is_not_supported_is_named(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("form", ARRAY_FORMS)
-def test_rows_of_a_packed_matrix_are_those_of_the_unpacked_one(tmp_path, form):
+def test_rows_of_packed_matrix_match_unpacked_one(tmp_path, form):
     save_weights(tmp_path / "file", {"w": torch.randn(9, 5)}, form=form)
     packed, ids = PackedArrays(tmp_path / "file", form=form), np.array([8, 0, 3, 3])
     rows = packed.rows("w")(ids)
@@ -160,8 +160,8 @@ def test_rows_of_a_packed_matrix_are_those_of_the_unpacked_one(tmp_path, form):
     np.testing.assert_array_equal(rows, packed["w"][ids])
 
 
-def test_a_file_without_a_checksum_is_read(tmp_path):
-    """The file of another program; config.json may hold the checksum, which then counts."""
+def test_file_without_checksum_is_read(tmp_path):
+    """As written by another program; a checksum from config.json is then verified."""
     state = {"w": torch.ones(2, 2)}
     save_weights(tmp_path / "own", state)
     save_file(state, tmp_path / "file")
@@ -173,7 +173,7 @@ def test_a_file_without_a_checksum_is_read(tmp_path):
             read_weights(tmp_path / name, checksum="00000000")
 
 
-def test_forms_that_do_not_fit_are_refused(tmp_path):
+def test_mismatched_forms_are_rejected(tmp_path):
     path, state = tmp_path / "file", {"w": torch.ones(2, 2)}
     with pytest.raises(ValueError, match="stored as float32, bf16, int8, deflated, not as 'int3'"):
         save_weights(path, state, form="int3")
@@ -203,7 +203,7 @@ def test_strided_tensors_are_stored_by_value(tmp_path):
     assert torch.equal(read_weights(tmp_path / "file")["turned"], tensor.T)
 
 
-def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
+def test_crash_before_rename_leaves_old_file(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     save_weights(path, {"x": torch.zeros(3)})
 
@@ -219,7 +219,7 @@ def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
         assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
+def test_file_is_synced_before_rename(tmp_path, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda *a: (order.append("fsync"), fsync(*a))[1])
@@ -228,7 +228,7 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     assert order == ["fsync", "replace", "fsync"]  # the bytes, the name, the folder
 
 
-def test_wrong_files_are_refused(tmp_path):
+def test_missing_or_damaged_files_are_rejected(tmp_path):
     model, path = network(), tmp_path / "model.safetensors"
     with pytest.raises(ValueError, match="no weights file"):
         load_weights(model, path)
@@ -249,7 +249,7 @@ def test_wrong_files_are_refused(tmp_path):
         ({"mlp_ratio": 2}, r"blocks.0.mlp.hidden.weight is \[256, 64\], but the model's is \[128, 64\]"),
     ],
 )
-def test_another_shape_is_refused_in_one_line(tmp_path, changes, message):
+def test_different_shape_gives_one_line_error(tmp_path, changes, message):
     save_weights(tmp_path / "file", network(time_conditioning=False).state_dict())
     other = network(time_conditioning=False, **changes)
     before = [parameter.clone() for parameter in other.parameters()]
@@ -265,7 +265,7 @@ def test_any_module_can_be_stored(tmp_path):
     load_weights(nn.BatchNorm1d(3), tmp_path / "file")
 
 
-def test_a_network_to_be_filled_from_a_file_draws_no_weights(tmp_path):
+def test_skip_initialization_draws_no_random_weights(tmp_path):
     trained = network()
     save_weights(tmp_path / "file", trained.state_dict())
     before = torch.get_rng_state()
@@ -277,7 +277,7 @@ def test_a_network_to_be_filled_from_a_file_draws_no_weights(tmp_path):
     assert torch.equal(empty.eval()(x_t, torch.ones(1)), trained.eval()(x_t, torch.ones(1)))
 
 
-def test_deflated_is_less_than_a_fifth_of_the_file_and_keeps_largest_entries(tmp_path):
+def test_deflated_file_is_below_a_fifth_and_keeps_largest_entries(tmp_path):
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(256, 512, generator=generator)
     matrix[3, 5], matrix[7] = 40.0, 0.0
@@ -295,7 +295,7 @@ def test_deflated_is_less_than_a_fifth_of_the_file_and_keeps_largest_entries(tmp
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "rows", "bomb"])
-def test_what_was_deflated_and_is_damaged_is_refused(tmp_path, damage):
+def test_damaged_deflated_weights_are_rejected(tmp_path, damage):
     save_weights(tmp_path / "file", {"w": torch.randn(8, 64)}, form="deflated")
     stored = read_weights(tmp_path / "file")
     if damage == "cut":
@@ -313,7 +313,7 @@ def test_what_was_deflated_and_is_damaged_is_refused(tmp_path, damage):
 
 
 @pytest.mark.parametrize("form", ARRAY_FORMS)
-def test_arrays_are_what_tensors_are(tmp_path, form):
+def test_packed_arrays_match_tensors(tmp_path, form):
     model = network()
     with torch.no_grad():
         model.head.weight.normal_()

@@ -1,7 +1,7 @@
-"""The dense oracle: every quantity of the theory by enumeration, for V <= 8 and L <= 3, in float64.
+"""The dense reference: every quantity of the theory by enumeration, for V <= 8 and L <= 3, in float64.
 
 It imports nothing from cedd, uses loops where the definition has a sum, and `expm`, quadrature or an ODE where the
-package has a closed form. It is slow and it is the judge.
+package has a closed form. It is slow, and it is the ground truth.
 
 Conventions. Q(x, y) is the rate from y to x and P(x, y) = p(x | y): columns. Tokens are 0..V-1, the mask is V.
 Sequences are tuples in the order of itertools.product (so a vector over V^L reshapes to [V] * L): `chain.clean`
@@ -15,7 +15,7 @@ chain              Chain: clocks as plain callables. absorb_chain, uniform_chain
                    sequence_transition (expm), product_transition: sequences.
 marginals          conditional, conditionals, marginal, ratios, true_score, conditional_score: p(x|x0), p_t, ratios.
                    posterior, leave_one_out: beliefs about the clean token. reverse_transition,
-                   token_reverse_from_belief, token_reverse_from_posterior, reverse_rate_matrix: the way back.
+                   token_reverse_from_belief, token_reverse_from_posterior, reverse_rate_matrix: reverse steps.
                    token_prior, prior: p_r. random_data, random_score, point_mass, at_each_time,
                    TableScore.
 information        entropy, cross_entropy, kl, generalised_kl; constant_k (K), score_entropy (l-bar), bregman (l).

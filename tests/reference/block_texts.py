@@ -1,5 +1,5 @@
-"""The law of texts that are written block by block, in each block one mask after another in uniformly random order, and
-what constraints, rewards and guidance make of it: sums over all orders of all blocks of all texts.
+"""The law of texts generated block by block, where each block reveals its masks one at a time in uniformly random
+order, and this law under constraints, rewards and guidance: sums over all orders of all blocks of all texts.
 
 Shapes: V vocabulary, b tokens of a block.
 """

@@ -1,4 +1,4 @@
-"""Texts written block by block: each block has a law of its own given the text before it, and so has its bound."""
+"""Texts generated block by block: each block has its own law given the text before it, and its own bound."""
 
 from collections.abc import Callable, Iterator
 

@@ -54,7 +54,7 @@ class Chain:
 
     @cached_property
     def place(self) -> dict[Tokens, int]:
-        """Where each sequence stands in `states`."""
+        """The index of each sequence in `states`."""
         return {x: k for k, x in enumerate(self.states)}
 
     @cached_property
@@ -118,7 +118,7 @@ def roulette_chain(vocab_size: int, length: int, p_m: float, schedule: tuple[Clo
 def eroulette_chain(
     vocab_size: int, length: int, p_m: Clock, p_m_rate: Clock, schedule: tuple[Clock, Clock] | None = None
 ) -> Chain:
-    """alpha = p_m(t) sigma, beta = (1-p_m(t)) sigma; the caller answers for both being monotone."""
+    """alpha = p_m(t) sigma, beta = (1-p_m(t)) sigma; the caller must ensure that both are monotone."""
     sigma, rate = schedule or log_linear()
     return Chain(
         vocab_size,
@@ -197,7 +197,7 @@ def transition_by_ode(chain: Chain, t: float, s: float = 0.0) -> Array:
 
 
 def sequence_matrix(token_matrix: Array, length: int) -> Array:
-    """The rate matrix on n^L sequences of which one position moves at a time, by loops."""
+    """The rate matrix on n^L sequences, where one position moves at a time, by loops."""
     states = sequences(len(token_matrix), length)
     matrix = np.zeros((len(states), len(states)))
     for row, x in enumerate(states):

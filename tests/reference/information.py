@@ -7,7 +7,7 @@ import numpy as np
 from tests.reference.chain import Array
 
 Numbers = float | Array
-"""One, or an array of them."""
+"""A number, or an array of numbers."""
 
 
 def times_log(a: Numbers, b: Numbers) -> Array:

@@ -1,4 +1,4 @@
-"""Whether a value is valid under a JSON schema, written straight from the specification's sentences."""
+"""A JSON Schema validator, written directly from the specification."""
 
 import datetime
 import re

@@ -1,4 +1,4 @@
-"""What is true of the noisy data: marginals, ratios, posteriors, beliefs, and the exact reverse process.
+"""Exact quantities of the noisy data: marginals, ratios, posteriors, beliefs, and the exact reverse process.
 
 A data distribution p0 is a vector over chain.clean, a marginal p_t a vector over chain.states.
 A score is a callable (x, t) -> [L, V]: s[i, y] stands for p_t(x with y at i) / p_t(x). Only tokens y appear, since no
@@ -89,12 +89,12 @@ class TableScore:
 
 
 def at_each_time(chain: Chain, table: Callable[[float], Array]) -> Score:
-    """A score from a table of all states, which is kept for times seen before."""
+    """A score from a table of all states, cached per time."""
     return TableScore(chain, lru_cache(maxsize=2048)(table))
 
 
 def random_score(chain: Chain, generator: np.random.Generator, size: float = 1.0) -> Score:
-    """A positive score that has nothing to do with the data: exp of a random, smooth function of x and t."""
+    """A positive score that is unrelated to the data: exp of a random, smooth function of x and t."""
     shape = (len(chain.states), chain.length, chain.vocab_size)
     level, slope, phase = (size * generator.standard_normal(shape) for _ in range(3))
 

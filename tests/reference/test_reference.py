@@ -1,4 +1,4 @@
-"""The oracle against itself: whatever it computes in two ways must agree, and the theorems must hold."""
+"""The reference against itself: quantities computed in two ways must agree, and the theorems must hold."""
 
 import math
 from functools import cache
@@ -86,7 +86,7 @@ by_default_on_roulette = pytest.mark.parametrize(
     [name if name == "roulette" else pytest.param(name, marks=pytest.mark.slow) for name in CHAINS],
     indirect=True,
 )
-"""For integrals over all times: tokens are masked and shuffled there."""
+"""For integrals over all times: roulette both masks and shuffles tokens."""
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def generator() -> np.random.Generator:
 # ---- the forward process ------------------------------------------------------------------------------------
 
 
-def test_the_rates_are_the_derivatives_of_the_clocks(chain: Chain) -> None:
+def test_rates_are_derivatives_of_clocks(chain: Chain) -> None:
     for t in (0.1, 0.5, 0.9):
         step = 1e-6
         for clock, rate in ((chain.alpha, chain.alpha_rate), (chain.beta, chain.beta_rate)):
@@ -106,7 +106,7 @@ def test_the_rates_are_the_derivatives_of_the_clocks(chain: Chain) -> None:
             assert rate(t) >= 0
 
 
-def test_columns_of_rates_sum_to_zero_and_of_transitions_to_one(chain: Chain) -> None:
+def test_columns_sum_to_zero_for_rates_and_one_for_transitions(chain: Chain) -> None:
     for t in TIMES:
         assert np.abs(rate_matrix(chain, t).sum(axis=0)).max() < 1e-12
         assert np.abs(sequence_rate_matrix(chain, t).sum(axis=0)).max() < 1e-11
@@ -115,7 +115,7 @@ def test_columns_of_rates_sum_to_zero_and_of_transitions_to_one(chain: Chain) ->
 
 
 @pytest.mark.parametrize(("t", "s"), [(0.5, 0.0), (0.9, 0.2), (1.0, 0.0)])
-def test_expm_of_the_clocks_solves_the_differential_equation(chain: Chain, t: float, s: float) -> None:
+def test_matrix_exponential_of_clocks_solves_the_ode(chain: Chain, t: float, s: float) -> None:
     assert np.abs(transition(chain, t, s) - transition_by_ode(chain, t, s)).max() < 1e-10
 
 
@@ -131,13 +131,13 @@ def test_transitions_compose_and_negative_clocks_invert(chain: Chain) -> None:
 
 
 def test_small_times_keep_their_relative_accuracy() -> None:
-    """At t = 1e-17 a token has been redrawn with probability t; the entry must not drown next to the 1."""
+    """At t = 1e-17 a token has been redrawn with probability t; the entry must not be lost to rounding next to 1."""
     t = 1e-17
     assert transition(uniform_chain(4, 1), t)[0, 1] == pytest.approx((1 - EPS) * t / 4, rel=1e-9)
     assert transition(absorb_chain(4, 1), t)[4, 1] == pytest.approx((1 - EPS) * t, rel=1e-9)
 
 
-def test_a_space_too_large_to_enumerate_is_refused() -> None:
+def test_state_space_too_large_to_enumerate_is_rejected() -> None:
     with pytest.raises(ValueError, match="enumerates"):
         absorb_chain(9, 2)
 
@@ -145,7 +145,7 @@ def test_a_space_too_large_to_enumerate_is_refused() -> None:
 # ---- ratios, beliefs, reverse steps -------------------------------------------------------------------------
 
 
-def test_marginals_are_distributions_and_start_at_the_data(chain: Chain, generator: np.random.Generator) -> None:
+def test_marginals_are_distributions_and_start_at_data(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     for t in TIMES:
         assert marginal(chain, p0, t).sum() == pytest.approx(1, abs=1e-13)
@@ -158,7 +158,7 @@ def test_marginals_are_distributions_and_start_at_the_data(chain: Chain, generat
     assert prior(chain).sum() == pytest.approx(1, abs=1e-13)
 
 
-def test_beliefs_yield_the_true_ratios_by_either_sum(chain: Chain, generator: np.random.Generator) -> None:
+def test_posterior_and_leave_one_out_give_true_ratios(chain: Chain, generator: np.random.Generator) -> None:
     """Equation (reparam_c_to_s) with the true posterior, and Bayes' rule with the true belief."""
     p0 = random_data(chain, generator)
     t = 0.6
@@ -173,21 +173,21 @@ def test_beliefs_yield_the_true_ratios_by_either_sum(chain: Chain, generator: np
                 assert denoiser_scores(matrix, f[i], x[i]) == pytest.approx(score(x, t)[i], rel=1e-11)
 
 
-def test_the_scaled_shift_is_the_score_of_an_even_posterior() -> None:
+def test_scaled_shift_matches_score_of_uniform_posterior() -> None:
     chain = CHAINS["roulette"]
     matrix, even = transition(chain, 0.4), np.full(3, 1 / 3)
     for x in range(chain.num_states):
         assert scaled_shift(matrix, 3, x) == pytest.approx(np.log(denoiser_scores(matrix, even, x)), rel=1e-12)
 
 
-def test_reverse_transition_carries_the_marginals_back(chain: Chain, generator: np.random.Generator) -> None:
+def test_reverse_transition_maps_marginals_back(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     back = reverse_transition(chain, p0, 0.8, 0.3)
     assert back.sum(axis=0) == pytest.approx(np.ones(len(chain.states)), abs=1e-12)
     assert back @ marginal(chain, p0, 0.8) == pytest.approx(marginal(chain, p0, 0.3), abs=1e-13)
 
 
-def test_reverse_step_over_a_short_time_is_the_reverse_rate(chain: Chain, generator: np.random.Generator) -> None:
+def test_short_reverse_step_matches_reverse_rate(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     t, step = 0.5, 1e-6
     back = reverse_transition(chain, p0, t, t - step)
@@ -195,7 +195,7 @@ def test_reverse_step_over_a_short_time_is_the_reverse_rate(chain: Chain, genera
     assert np.abs(slope - reverse_rate_matrix(chain, true_score(chain, p0), t)).max() < 1e-4
 
 
-def test_token_reverse_steps_agree_with_the_reverse_of_single_tokens(generator: np.random.Generator) -> None:
+def test_token_reverse_steps_match_sequence_reverse_for_length_one(generator: np.random.Generator) -> None:
     """With L = 1 the leave-one-out belief is p0 itself, so all three forms are the same matrix."""
     for chain in (absorb_chain(4, 1), uniform_chain(4, 1), roulette_chain(4, 1, p_m=0.6)):
         p0 = random_data(chain, generator)
@@ -209,7 +209,7 @@ def test_token_reverse_steps_agree_with_the_reverse_of_single_tokens(generator: 
 # ---- information and quadrature -----------------------------------------------------------------------------
 
 
-def test_bregman_is_the_generalised_kl_and_vanishes_only_on_the_diagonal() -> None:
+def test_bregman_matches_generalised_kl_and_vanishes_only_on_diagonal() -> None:
     for a in (1e-6, 0.3, 1.0, 20.0):
         assert bregman(a, a) == pytest.approx(0, abs=1e-14)
         for b in (1e-6, 0.31, 1.1, 20.5):
@@ -221,7 +221,7 @@ def test_bregman_is_the_generalised_kl_and_vanishes_only_on_the_diagonal() -> No
 
 
 @pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-6])
-def test_quadrature_masters_both_ends(eps: float) -> None:
+def test_quadrature_is_accurate_at_both_ends(eps: float) -> None:
     sigma, rate = log_linear(eps)
     assert integrate(rate) == pytest.approx(sigma(1.0), rel=1e-10)
     assert integrate(lambda t: -math.log(t)) == pytest.approx(1, rel=1e-12)
@@ -236,8 +236,8 @@ def test_quadrature_masters_both_ends(eps: float) -> None:
         ("roulette", (1 - 0.3 / 3) * 2 / 0.7 * (1 - EPS)),
     ],
 )
-def test_out_rate_integral_is_that_of_the_paper(name: str, expected: float, generator: np.random.Generator) -> None:
-    """Proposition 6 (with its sign turned round), L = 2, V = 3."""
+def test_out_rate_integral_matches_paper(name: str, expected: float, generator: np.random.Generator) -> None:
+    """Proposition 6 (with its sign reversed), L = 2, V = 3."""
     chain = CHAINS[name]
     assert out_rate_integral(chain, random_data(chain, generator)) == pytest.approx(expected, rel=1e-10)
 
@@ -246,7 +246,7 @@ def test_out_rate_integral_is_that_of_the_paper(name: str, expected: float, gene
 
 
 @by_default_on_roulette
-def test_the_true_score_leads_back_to_the_data(chain: Chain, generator: np.random.Generator) -> None:
+def test_true_score_recovers_the_data(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     score, end = true_score(chain, p0), marginal(chain, p0, 1.0)
     assert learned_data(chain, score, end) == pytest.approx(p0, abs=1e-11)
@@ -255,7 +255,7 @@ def test_the_true_score_leads_back_to_the_data(chain: Chain, generator: np.rando
 
 
 @by_default_on_roulette
-def test_path_kl_vanishes_for_equal_rates_only(chain: Chain, generator: np.random.Generator) -> None:
+def test_path_kl_vanishes_only_for_equal_rates(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     score = true_score(chain, p0)
     assert path_kl(chain, p0, score) == pytest.approx(0, abs=1e-12)
@@ -301,7 +301,7 @@ def test_theorem_4_has_the_slack_of_theorem_1(chain: Chain, generator: np.random
 
 
 @by_default_on_roulette
-def test_j1_and_j2_are_one_bound_when_the_terminal_terms_are_kept(chain: Chain, generator: np.random.Generator) -> None:
+def test_j1_and_j2_agree_with_terminal_terms(chain: Chain, generator: np.random.Generator) -> None:
     p0, score = random_data(chain, generator), random_score(chain, generator, size=0.5)
     sides = tight_bound(chain, p0, score)
     assert sides.slack == pytest.approx(0, abs=1e-9)
@@ -309,7 +309,7 @@ def test_j1_and_j2_are_one_bound_when_the_terminal_terms_are_kept(chain: Chain, 
 
 
 @by_default_on_roulette
-def test_the_paper_s_j1_and_j2_differ_by_a_constant(chain: Chain, generator: np.random.Generator) -> None:
+def test_paper_j1_and_j2_differ_by_a_constant(chain: Chain, generator: np.random.Generator) -> None:
     """The paper drops E KL(p_{1|0} || p_r) from one and writes H(p_r) for H(p_1, p_r) in the other."""
     p0 = random_data(chain, generator)
     dropped = cross_entropy(marginal(chain, p0, 1.0), prior(chain)) - conditional_terminal_kl(chain, p0)
@@ -331,12 +331,12 @@ def test_score_entropy_may_use_conditional_ratios(chain: Chain, generator: np.ra
 
 
 @by_default_on_roulette
-def test_the_integrand_by_position_averages_to_the_integrals(chain: Chain, generator: np.random.Generator) -> None:
+def test_integrand_by_position_averages_to_integrals(chain: Chain, generator: np.random.Generator) -> None:
     score, x0 = random_score(chain, generator, size=0.5), (2, 0)
 
     @cache
     def means(t: float) -> Array:
-        """Of the three parts."""
+        """The means of the three parts."""
         return np.sum(
             [
                 probability * np.array(integrand(chain, x0, x, t, score(x, t))).sum(-1)

@@ -31,7 +31,7 @@ from tests.reference.marginals import (
 # the paper, singular or nearly so at the ends of [0, 1], become smooth. exp(-40) is 4e-18.
 END = 40.0
 Loss = Callable[[Array, Array], Array]
-"""Of a true and a learned ratio, entry by entry."""
+"""loss(true ratio, learned ratio), entry by entry."""
 
 
 class Sides(NamedTuple):

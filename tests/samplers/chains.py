@@ -1,7 +1,7 @@
-"""Small chains and networks for the samplers' tests, and the exact laws to hold them against.
+"""Small chains and networks for the sampler tests, and the exact laws to compare samples with.
 
-Shapes: M sequences, L positions, V vocabulary, n states. Laws are written out here once more, from the package's
-ratios (`log_scores`) or probabilities, so that a mistake in a rule cannot hide in its own test.
+Shapes: M sequences, L positions, V vocabulary, n states. Laws are derived independently here, from the package's
+ratios (`log_scores`) or probabilities, so that a bug in a rule cannot hide in its own test.
 """
 
 import itertools
@@ -28,11 +28,11 @@ METHODS = ("sedd", "sedds", "cedd", "bayes")
 RULE_NAMES = ("analytic", "euler", "tau-leaping")
 
 ERROR_RATE = 1e-7
-"""False alarms of one chi-square test; some 150 of them run, on fixed seeds."""
+"""The false-alarm rate of one chi-square test; about 150 of them run, on fixed seeds."""
 
 
 class Table:
-    """A network without weights: outputs from a table of all n^L sequences, swaying with sigma. A plain callable."""
+    """A network without weights: outputs from a table of all n^L sequences, varying with sigma. A plain callable."""
 
     def __init__(self, process: TokenProcess, length: int, seed: int = 0, size: float = 1.0) -> None:
         self.states, self.length = process.num_states, length
@@ -58,7 +58,7 @@ class Table:
 
 
 class HalvedTable(Table):
-    """The same network as backbone and head: samplers run it on chosen sequences, and its head on chosen rows."""
+    """The same network split into backbone and head: samplers run it on chosen sequences, its head on chosen rows."""
 
     capabilities = Capabilities(features=True)
 
@@ -125,7 +125,7 @@ def _remasking_law(rule: str, process: TokenProcess, outputs: Tensor, x: Tensor,
 
 
 def _reconstruction_law(process: TokenProcess, outputs: Tensor, x: Tensor, t: float) -> np.ndarray:
-    """The last step of scaled scores, which their bound pays for: p(x_t | z) s_z over the tokens z."""
+    """The last step of scaled scores, which their bound includes: p(x_t | z) s_z over the tokens z."""
     scores, V = cedd.log_scores(outputs, process, x, t, method="sedds").exp(), process.vocab_size
     law = process.transition_matrix(t)[x, :V] * scores
     law = law / law.sum(-1, keepdim=True)
@@ -186,7 +186,7 @@ def _flow_law(
 
 
 def sequence_kernel(law: np.ndarray, x: Tensor) -> np.ndarray:
-    """p(x_s | x_t) on sequences, [n^L, n^L], columns x_t, by the law of each position [n^L, L, n]: they move
+    """p(x_s | x_t) on sequences, [n^L, n^L], columns x_t, from the law of each position [n^L, L, n], as positions move
     independently."""
     joint = np.ones((len(x), len(x)))
     for i in range(x.shape[1]):
@@ -203,10 +203,10 @@ def sampler_law(
     corrector: Corrector | None = None,
     first: Tensor | None = None,
 ) -> np.ndarray:
-    """The law over n^L sequences at the end of a grid [K+1], from the prior: the product of its steps, of which one to
-    s = 0 is analytic. The network is asked about all times at once.
+    """The law over n^L sequences at the end of a grid [K+1], from the prior: the product of its steps, where a step to
+    s = 0 is analytic. The network is called once for all times.
 
-    first: which tokens, [V] bool, the noise of the first position is among."""
+    first: the tokens, [V] bool, that are allowed in the noise of the first position."""
     x, steps = all_sequences(process, model.length), len(times) - 1
     sigma = process.sigma(times[:-1].repeat_interleave(len(x))).float()
     outputs = model.outputs(x.repeat(steps, 1), sigma).view(steps, *x.shape, -1)
@@ -278,7 +278,7 @@ def reveal_law(model: Table, process: TokenProcess, nodes: int = 160) -> np.ndar
         return found.reshape(*u.shape, V)
 
     def revealed(x: tuple[int, int], i: int, below: np.ndarray) -> np.ndarray:
-        """Of a mask whose number is uniform below `below` [N], what it becomes, [N, V]."""
+        """The token law, [N, V], of a mask whose number is uniform below `below` [N]."""
         u = least + (below[:, None] - least) * points
         later = np.einsum("s,nsv->nv", weights, probs(x, i, u)) * (below - least)[:, None]
         return (later + least * probs(x, i, np.full(len(below), least))) / below[:, None]
@@ -307,7 +307,7 @@ def reveal_law(model: Table, process: TokenProcess, nodes: int = 160) -> np.ndar
 
 
 def p_value(observed: np.ndarray, law: np.ndarray) -> float:
-    """Of the counts under the law; states of fewer than 8 expected draws are put together."""
+    """The p-value of the counts under the law; states with fewer than 8 expected draws are pooled."""
     assert abs(law.sum() - 1) < 1e-9
     assert observed[law <= 0].sum() == 0, "an impossible state was drawn"
     expected = law * observed.sum()

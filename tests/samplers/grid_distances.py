@@ -1,4 +1,4 @@
-"""How far samples of a perfect network are from the data, by time grid; docs/concepts/samplers.md cites them.
+"""Distances between samples of a perfect network and the data, by time grid; cited in docs/concepts/samplers.md.
 
 python -m tests.samplers.grid_distances
 """
@@ -25,7 +25,7 @@ PROCESSES = {
 
 
 class Perfect(Table):
-    """What `bayes` learns from data p0 [V, V] on two positions: p(x_0 | the other position's x_t), by Bayes' rule."""
+    """The ideal `bayes` network for data p0 [V, V] on two positions: p(x_0 | x_t at the other position)."""
 
     def __init__(self, process: TokenProcess, p0: torch.Tensor) -> None:
         super().__init__(process, 2)

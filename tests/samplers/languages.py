@@ -31,7 +31,7 @@ def span(pattern: str, vocab_size: int, start: int, stop: int, **others: Any) ->
 
 
 def constraint(pattern: str, vocab_size: int, length: int) -> LanguageConstraint:
-    """All of the sequence is in the language."""
+    """Constrain the whole sequence to the language."""
     return LanguageConstraint.of(length, [span(pattern, vocab_size, 0, length)])
 
 
@@ -42,7 +42,7 @@ def members(pattern: str, vocab_size: int, length: int) -> list[State]:
 
 
 def product_law(f: Array, seen: State, texts: Sequence[State], mask: int) -> dict[State, float]:
-    """The product of the laws f [L, V] at the masks, of the texts that agree with what is seen; not normalised."""
+    """The product of the laws f [L, V] at the masks, for the texts consistent with `seen`; not normalised."""
     agreeing = [x for x in texts if all(token in (own, mask) for own, token in zip(x, seen, strict=True))]
     return {x: float(np.prod([f[i, x[i]] for i in range(len(x)) if seen[i] == mask])) for x in agreeing}
 

@@ -1,4 +1,4 @@
-"""Particles, rewards and guidance by a prompt in block diffusion: their laws by enumeration, exact caches, seeds."""
+"""Particles, rewards and prompt guidance in block diffusion: laws by enumeration, exact caches, seeds."""
 
 import math
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ V, L, BLOCK, PATTERN = 3, 4, 2, "(ab|c)*"
 PROCESS = cedd.absorb(V, cedd.LogLinear(eps=1e-9))
 METHOD = cedd.METHODS["cedd"].in_blocks(BLOCK)
 FALSE_ALARM, CONTEXT = 5.5, 12
-"""Standard errors: 4e-8 for each of some 300 comparisons."""
+"""In standard errors: a false-alarm rate of 4e-8 for each of about 300 comparisons."""
 
 
 def laws_of(model: BlockNetwork) -> reference.Laws:
-    """The network as the reference takes it."""
+    """The network in the form that the reference takes."""
 
     def laws(past: tuple[int, ...], seen: tuple[int, ...]) -> np.ndarray:
         return torch.softmax(model.after(past)(torch.tensor([seen]), torch.ones(1))[0], -1).numpy()
@@ -36,7 +36,7 @@ def laws_of(model: BlockNetwork) -> reference.Laws:
 
 
 def reward(x: Tensor) -> Tensor:
-    """Of texts of any length, unfinished ones too."""
+    """A reward for texts of any length, including unfinished ones."""
     return (x == 2).sum(1) - 0.5 * (x[:, 0] == 0) + 0.3 * (x[:, -1] == 1)
 
 
@@ -76,7 +76,7 @@ def check_unbiased(sets: Sequence[ParticleSet], expected: dict[tuple[int, ...], 
 def test_weights_are_unbiased_for_every_text(
     count: int, strength: float, language: bool, given: tuple[int, ...], stop: int | None, runs: int
 ) -> None:
-    """With a language across blocks, rewards of whole texts, prompts that end within a block, and ends of texts."""
+    """With a language across blocks, rewards of whole texts, prompts that end within a block, and stop tokens."""
     model = BlockNetwork(PROCESS, L, BLOCK, seed=1, time_free=True)
     law = reference.text_law(laws_of(model), V, L, BLOCK, given)
     law = law if stop is None else reference.until(law, stop, len(given))
@@ -92,7 +92,7 @@ def test_weights_are_unbiased_for_every_text(
     check_unbiased(sets, expected)
 
 
-def test_the_reference_is_a_law_and_that_of_the_package() -> None:
+def test_reference_law_is_normalized_and_matches_package() -> None:
     model = BlockNetwork(PROCESS, L, BLOCK, seed=1, time_free=True)
     law = reference.text_law(laws_of(model), V, L, BLOCK)
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
@@ -108,7 +108,7 @@ def many_fives(x: Tensor) -> Tensor:
 
 
 def steered(model: Any, length: int = 18, texts: int = 1, **how: Any) -> list[ParticleSet]:
-    """Particles that are resampled in most blocks, of texts beyond the context."""
+    """Particles that are resampled in most blocks, for texts longer than the context."""
     found: list[ParticleSet] = []
     options: dict[str, Any] = {"method": IN_BLOCKS, "context": CONTEXT, "seed": 1, "on_particles": found.append}
     options |= {"particles": 3, "reward": many_fives, "strength": 60.0} | how
@@ -126,8 +126,8 @@ def same(first: Sequence[ParticleSet], second: Sequence[ParticleSet]) -> bool:
 
 
 @pytest.mark.parametrize("how", [pytest.param({}, marks=pytest.mark.slow), {"stop": (7,)}])
-def test_a_cache_changes_no_bit_of_particles(how: dict[str, Any]) -> None:
-    """Nor do a network that declares none, or recorded calls: keys and values follow their particles."""
+def test_cache_does_not_change_particles(how: dict[str, Any]) -> None:
+    """Nor do a network without cache support, or recorded calls: keys and values follow their particles."""
     model = network()
     kept = steered(model, **how)
     assert any(size < 2 for one in kept for size in one.effective_sizes)
@@ -139,7 +139,7 @@ def test_a_cache_changes_no_bit_of_particles(how: dict[str, Any]) -> None:
     assert same(together, again)
 
 
-def test_particles_depend_on_their_own_seed_and_prompt_alone() -> None:
+def test_particles_depend_only_on_their_seed_and_prompt() -> None:
     model, held = network(), [0, 3, 9]
     tokens = torch.randint(VOCABULARY, (3, 18), generator=torch.Generator().manual_seed(1))
     where = torch.arange(18) < torch.tensor(held)[:, None]
@@ -151,7 +151,7 @@ def test_particles_depend_on_their_own_seed_and_prompt_alone() -> None:
         assert same([one], steered(model, texts=1, seeds=[5 + row], constraint=alone, **how))
 
 
-def test_rewards_see_the_text_so_far_and_whole_texts_in_the_end() -> None:
+def test_rewards_receive_partial_then_complete_texts() -> None:
     seen: list[Tensor] = []
     steered(network(), 10, 1, reward=lambda x: seen.append(x.clone()) or many_fives(x), stop=(7,))
     assert {x.shape[1] for x in seen} == {4, 8, 10}
@@ -162,7 +162,7 @@ def test_rewards_see_the_text_so_far_and_whole_texts_in_the_end() -> None:
         assert bool((x[after] == 7).all())
 
 
-def test_a_callback_is_shown_one_particle_and_the_chosen_one_in_the_end() -> None:
+def test_callback_receives_one_particle_and_finally_the_chosen_one() -> None:
     seen: list[tuple[int, float, Tensor]] = []
     found = steered(network(), 10, 1, callback=lambda step, t, x: seen.append((step, t, x.clone())))
     assert [step for step, _, _ in seen] == list(range(len(seen)))
@@ -172,7 +172,7 @@ def test_a_callback_is_shown_one_particle_and_the_chosen_one_in_the_end() -> Non
     assert torch.equal(seen[-1][2][0], found[0].tokens[found[0].chosen])
 
 
-def test_a_particle_for_which_no_token_is_possible_is_replaced() -> None:
+def test_particle_without_possible_token_is_replaced() -> None:
     def one_way(x: Tensor, sigma: Tensor, *, clean: Tensor) -> Tensor:
         """Uniform; after a block with an a, no other token is possible."""
         outputs = torch.zeros(*x.shape, V)
@@ -193,8 +193,8 @@ def test_a_particle_for_which_no_token_is_possible_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(("given", "weight"), [((1,), 2.5), ((2, 0), 0.0), ((0, 1, 2), 1.7), ((2, 1), 1.0)])
-def test_guidance_by_a_prompt_has_the_law_of_texts_without_its_blocks(given: tuple[int, ...], weight: float) -> None:
-    """At weight 1 the model given the prompt; at 0 that of a text that begins after the prompt's blocks."""
+def test_prompt_guidance_follows_reference_law(given: tuple[int, ...], weight: float) -> None:
+    """Weight 1 gives the model given the prompt; weight 0 the law of a text that begins after the prompt's blocks."""
     length = 6
     model = BlockNetwork(PROCESS, length, BLOCK, seed=2, time_free=True)
     own = laws_of(model)
@@ -215,8 +215,8 @@ def test_guidance_by_a_prompt_has_the_law_of_texts_without_its_blocks(given: tup
     assert p_value(counts, np.array(list(law.values()))) > ERROR_RATE
 
 
-def test_guidance_by_a_prompt_beyond_the_context() -> None:
-    """With two caches, of which each slides by itself; without; with recorded calls; in batches of several prompts."""
+def test_prompt_guidance_beyond_context() -> None:
+    """With two independently sliding caches, without, with recorded calls, and in batches of several prompts."""
     model, held = network(), [2, 4, 11]
     tokens = torch.randint(VOCABULARY, (3, 18), generator=torch.Generator().manual_seed(1))
     fixed = Fixed(tokens, torch.arange(18) < torch.tensor(held)[:, None])
@@ -236,7 +236,7 @@ def test_guidance_by_a_prompt_beyond_the_context() -> None:
         assert torch.equal(alone[0], found[row])
 
 
-def test_guided_particles() -> None:
+def test_guided_particles_are_unbiased() -> None:
     """Guidance and a language: the weights are those of the guided model."""
     model, given = BlockNetwork(PROCESS, L, BLOCK, seed=1, time_free=True), (2,)
     guided = reference.guided_laws(laws_of(model), len(given), BLOCK, 2.0, V)
@@ -255,13 +255,13 @@ def test_guided_particles() -> None:
         ({"particles": 2, "reward": lambda x: [1.0]}, "one number for each of the 8 texts"),
     ],
 )
-def test_refused_with_one_line(how: dict[str, Any], message: str) -> None:
+def test_invalid_options_give_one_line_errors(how: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         sample(network(), MASKS, (1, 12), method=IN_BLOCKS, **how)
     assert "\n" not in str(caught.value)
 
 
-def test_guidance_by_a_prompt_needs_masks() -> None:
+def test_prompt_guidance_needs_masks() -> None:
     model, process = network(), cedd.uniform(VOCABULARY)
     how: dict[str, Any] = {"method": cedd.METHODS["bayes"].in_blocks(4), "guidance": 2.0}
     with pytest.raises(ValueError, match="guidance without a label needs a process with masks; give a label"):

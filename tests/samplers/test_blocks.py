@@ -1,4 +1,4 @@
-"""Sampling block by block: the law of every sampler inside a block, exact caches, windows, prompts, ends of texts."""
+"""Sampling block by block: the law of every sampler within a block, exact caches, windows, prompts, stop tokens."""
 
 import itertools
 import weakref
@@ -62,14 +62,14 @@ PAIRS = [(name, kind) for name in NOISY for kind, process in PROCESSES.items() i
 
 @dataclass(frozen=True)
 class AfterText:
-    """The network of a block after a text, as the laws of steps take it."""
+    """The network of a block after a text, in the form that `sampler_law` takes."""
 
     outputs: Callable[[Tensor, Tensor], Tensor]
     length: int = BLOCK
 
 
 def combined_law(model: BlockNetwork, law_of_block: Any) -> np.ndarray:
-    """The law of a text [V^L] by that of each block after the text before it [V^b]."""
+    """The law of a text [V^L], from the law of each block [V^b] given the text before it."""
     first = law_of_block(AfterText(model.after(())))
     second = [law_of_block(AfterText(model.after(past))) for past in itertools.product(range(V), repeat=BLOCK)]
     return (first[:, None] * np.stack(second)).reshape(-1)
@@ -85,8 +85,8 @@ def counts(texts: Tensor) -> np.ndarray:
 @pytest.mark.parametrize(
     "kind", ["roulette", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("absorb", "hybrid"))]
 )
-def test_texts_have_the_law_of_steps_in_each_block(kind: str) -> None:
-    """By enumeration of the states of a block: chi-square, with the rate of false alarms of all laws of samplers."""
+def test_texts_follow_sampler_law_in_each_block(kind: str) -> None:
+    """By enumerating the states of a block: a chi-square test with the false-alarm rate of all sampler tests."""
     process, method, steps, copies = PROCESSES[kind], "bayes", 3, 20_000
     model = BlockNetwork(process, L, BLOCK, seed=1)
     times = time_grid(process, steps)
@@ -102,7 +102,7 @@ def test_texts_have_the_law_of_steps_in_each_block(kind: str) -> None:
 
 
 @pytest.mark.parametrize("time_free", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_first_hitting_writes_texts_with_their_exact_likelihood(time_free: bool) -> None:
+def test_first_hitting_samples_follow_exact_likelihood(time_free: bool) -> None:
     process = cedd.absorb(V)
     model = BlockNetwork(process, L, BLOCK, seed=3, time_free=time_free)
     method = cedd.METHODS["cedd"].in_blocks(BLOCK)
@@ -112,8 +112,8 @@ def test_first_hitting_writes_texts_with_their_exact_likelihood(time_free: bool)
 
 
 @pytest.mark.parametrize(("sampler", "kind"), covering(PAIRS))
-def test_every_sampler_draws_a_block_as_it_draws_a_text(sampler: str, kind: str) -> None:
-    """Text i's block k by its own seed, from the network of a block after the text before it."""
+def test_every_sampler_draws_blocks_like_whole_texts(sampler: str, kind: str) -> None:
+    """Block k of text i has its own seed and is drawn from the network given the text before it."""
     process, method = PROCESSES[kind], cedd.METHODS["bayes"]
     model = BlockNetwork(process, L, BLOCK, seed=5)
     seeds = text_seeds(6, 3)
@@ -126,7 +126,7 @@ def test_every_sampler_draws_a_block_as_it_draws_a_text(sampler: str, kind: str)
         assert row.tolist() == text
 
 
-def test_one_block_is_sampled_as_ever() -> None:
+def test_single_block_matches_plain_sampling() -> None:
     process, method = PROCESSES["roulette"], cedd.METHODS["bayes"]
     model = BlockNetwork(process, L, L, seed=5)
     whole = sample(model.after(()), process, (4, L), method=method, steps=8, seed=7)
@@ -152,7 +152,7 @@ def network(seed: int = 0, **changes: Any) -> Transformer:
 
 
 class AttentionOnly(torch.nn.Module):
-    """The same network, which declares no cache."""
+    """The same network without cache support."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -171,8 +171,8 @@ class AttentionOnly(torch.nn.Module):
 @pytest.mark.parametrize(
     ("kind", "conditioned"), [("absorb", False), pytest.param("roulette", True, marks=pytest.mark.slow)]
 )
-def test_a_cache_changes_no_bit(kind: str, conditioned: bool) -> None:
-    """In float32 on a CPU: the same operations in the same order. Beyond the context too."""
+def test_cache_does_not_change_samples(kind: str, conditioned: bool) -> None:
+    """Exact in float32 on a CPU: the same operations in the same order, also beyond the context."""
     process = every_process(VOCABULARY)[kind]
     model, method = network(time_conditioning=conditioned), cedd.METHODS["bayes"].in_blocks(WIDTH)
     how: dict[str, Any] = {"method": method, "steps": 3, "seed": 1, "context": LENGTH}
@@ -183,8 +183,8 @@ def test_a_cache_changes_no_bit(kind: str, conditioned: bool) -> None:
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
-def test_features_with_a_cache(conditioned: bool) -> None:
-    """Bit by bit those of keys and values computed again, and up to rounding those of one pass over the whole text."""
+def test_cached_features_match_recomputed_ones(conditioned: bool) -> None:
+    """Bit-identical to recomputed keys and values, and equal up to rounding to one pass over the whole text."""
     model = network(time_conditioning=conditioned)
     runs = [FinishedText.of(Network.of(model, VOCABULARY), WIDTH, 2, LENGTH, kept=kept) for kept in (True, False)]
     text = torch.randint(VOCABULARY, (2, LENGTH))
@@ -200,7 +200,7 @@ def test_features_with_a_cache(conditioned: bool) -> None:
             assert torch.equal(kept, again)
             plain = GivenPast(model, WIDTH)(block, sigma, past=text[:, :known])
             torch.testing.assert_close(kept, plain, rtol=1e-5, atol=2e-6)
-            for row in (0, 1):  # of some of the texts only
+            for row in (0, 1):  # for one text alone
                 one = runs[0](block[row : row + 1], sigma[row : row + 1], text=torch.tensor([row]))
                 torch.testing.assert_close(one[0], kept[row], rtol=1e-5, atol=2e-6)
 
@@ -208,7 +208,7 @@ def test_features_with_a_cache(conditioned: bool) -> None:
 # ---- seeds, prompts, windows ------------------------------------------------------------------------------------
 
 
-def test_a_text_depends_on_its_own_seed_and_prompt_alone() -> None:
+def test_text_depends_only_on_its_seed_and_prompt() -> None:
     model, seeds = network(), text_seeds(3, 3)
     held = [0, 4, 11]  # prompts of three lengths
     tokens = torch.randint(VOCABULARY, (3, 24), generator=torch.Generator().manual_seed(1))
@@ -236,8 +236,8 @@ def test_a_text_depends_on_its_own_seed_and_prompt_alone() -> None:
 
 
 @pytest.mark.slow
-def test_batches_that_read_together_agree_with_texts_alone() -> None:
-    """Up to the rounding of matrix products, which draws of tokens do not show here."""
+def test_batched_sampling_matches_single_texts() -> None:
+    """Up to rounding in matrix products, which does not affect the drawn tokens here."""
     model, seeds = network(), text_seeds(3, 6)
     where = torch.arange(20) < torch.tensor([0, 2, 4, 6, 8, 9])[:, None]
     tokens = torch.randint(VOCABULARY, (6, 20), generator=torch.Generator().manual_seed(1))
@@ -251,7 +251,7 @@ def test_batches_that_read_together_agree_with_texts_alone() -> None:
 
 
 @pytest.mark.parametrize("most", range(1, 9))
-def test_a_window_slides_by_half_and_holds_at_least_that(most: int) -> None:
+def test_window_slides_by_half_and_keeps_at_least_half(most: int) -> None:
     firsts = [first_of_window(number, most) for number in range(60)]
     assert firsts[:most] == [0] * most
     for number, first in enumerate(firsts):
@@ -261,8 +261,8 @@ def test_a_window_slides_by_half_and_holds_at_least_that(most: int) -> None:
     assert len(set(firsts)) <= 2 + 60 // max(1, most - most // 2)
 
 
-def test_beyond_the_context_only_the_window_counts() -> None:
-    """What was dropped changes nothing, and the window is read from position 0."""
+def test_only_the_window_matters_beyond_context() -> None:
+    """Dropped text has no effect, and the window starts at position 0."""
     model, seed = network(), 5
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": seed}
     text = sample(model, MASKS, (1, 40), **how)
@@ -282,7 +282,7 @@ def test_beyond_the_context_only_the_window_counts() -> None:
 
 @pytest.mark.slow
 def test_texts_of_any_length() -> None:
-    """The last block is drawn whole and cut: a longer text begins with a shorter one."""
+    """The last block is drawn in full and truncated, so a longer text starts with the shorter one."""
     model = network()
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
     longest = sample(model, MASKS, (2, 32), **how)
@@ -290,7 +290,7 @@ def test_texts_of_any_length() -> None:
         assert torch.equal(sample(model, MASKS, (2, length), **how), longest[:, :length])
 
 
-def test_a_prompt_may_be_longer_than_the_context() -> None:
+def test_prompt_may_be_longer_than_context() -> None:
     model = network()
     tokens = torch.randint(VOCABULARY, (27,), generator=torch.Generator().manual_seed(1))
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
@@ -301,10 +301,10 @@ def test_a_prompt_may_be_longer_than_the_context() -> None:
     assert torch.equal(whole[0], tokens)
 
 
-def test_a_text_ends_at_the_end_of_text() -> None:
+def test_text_ends_at_stop_token() -> None:
     model, stop = network(), 4
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
-    held = prompt(torch.tensor([stop, stop, 1]), 22)  # those of a prompt end nothing
+    held = prompt(torch.tensor([stop, stop, 1]), 22)  # stop tokens in a prompt have no effect
     for constraint in (None, held):
         endless = sample(model, MASKS, (5, 22), constraint=constraint, **how)
         ended = sample(model, MASKS, (5, 22), constraint=constraint, stop=[stop], **how)
@@ -319,7 +319,7 @@ def test_a_text_ends_at_the_end_of_text() -> None:
         assert len(set(lengths)) > 1
 
 
-def test_tokens_that_are_excluded_or_not_allowed_are_not_written() -> None:
+def test_excluded_or_disallowed_tokens_are_not_generated() -> None:
     model = network()
     found = sample(model, MASKS, (4, 22), method=IN_BLOCKS, seed=1, exclude=[0, 1, 2], context=LENGTH)
     assert int(found.min()) > 2
@@ -332,7 +332,7 @@ def test_tokens_that_are_excluded_or_not_allowed_are_not_written() -> None:
     assert bool((found[:, :2] == 0).all())
 
 
-def test_a_constraint_of_ones_own_sees_whole_texts() -> None:
+def test_custom_constraint_receives_whole_texts() -> None:
     model, seen = network(), list[Tensor]()
 
     def constraint(x: Tensor) -> Tensor:
@@ -346,7 +346,7 @@ def test_a_constraint_of_ones_own_sees_whole_texts() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_callback_sees_texts_grow(deterministic: bool) -> None:
+def test_callback_receives_growing_texts(deterministic: bool) -> None:
     model, seen = network(), list[tuple[int, float, Tensor]]()
     found = sample(
         model,
@@ -371,7 +371,7 @@ def test_a_callback_sees_texts_grow(deterministic: bool) -> None:
 
 
 def replayed(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: Any) -> _Recording:
-    """What a CUDA graph does: the same operations on the same tensors, whose results are overwritten."""
+    """Like a CUDA graph: the same operations on the same tensors, overwriting the results."""
     del pool
     outputs = tuple(one.clone() for one in function(*inputs))
 
@@ -383,7 +383,7 @@ def replayed(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, 
 
 
 def traced(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: Any) -> _Recording:
-    """The same without the Python around the operations: numbers of the first call stay, and reading a tensor on the
+    """The same without the Python around the operations: numbers of the first call stay fixed; reading a tensor on the
     host is an error."""
     return replayed(make_fx(function)(*inputs), inputs, pool)
 
@@ -391,7 +391,7 @@ def traced(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ..
 @pytest.mark.parametrize(
     ("sampler", "kind"), [("first-hitting", "absorb"), pytest.param("analytic", "roulette", marks=pytest.mark.slow)]
 )
-def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> None:
+def test_recorded_blocks_match_network(sampler: str, kind: str) -> None:
     """With prompts of several lengths, texts that end, several blocks per prompt, and a window that slides."""
     process, where = every_process(VOCABULARY)[kind], torch.arange(22) < torch.tensor([[0], [9], [3]])
     model, recordings = network(), list[Any]()
@@ -405,7 +405,7 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
     graphed: Any = GraphedBlocks(model, torch.float32, capture)
     plain = sample(model, process, (3, 22), **how)
     assert bool((plain == 7).any())
-    with torch.inference_mode():  # whose tensors nobody may change afterwards
+    with torch.inference_mode():  # its tensors cannot be modified afterwards
         assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
     assert torch.equal(sample(graphed, process, (3, 22), **how), plain)
     assert sum(isinstance(function, _NextBlock) for function in recordings) == 1  # one for all blocks and runs
@@ -417,8 +417,8 @@ def test_recorded_blocks_are_those_of_the_network(sampler: str, kind: str) -> No
 
 
 @pytest.mark.parametrize("fails", [pytest.param("_NextBlock", marks=pytest.mark.slow), "_HeadAnd"])
-def test_sampling_continues_when_a_recording_fails(fails: str) -> None:
-    """The second recording with guidance, or the step of a sampler: the texts are those of the network itself."""
+def test_sampling_continues_if_recording_fails(fails: str) -> None:
+    """The second recording with guidance or a sampler step fails; the texts match the unrecorded network."""
     model, tried = network(labels=2), list[str]()
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "context": 12, "stop": (7,)}
     how |= {"label": torch.tensor([0, 1, 1]), "deterministic": False}
@@ -440,18 +440,18 @@ def test_sampling_continues_when_a_recording_fails(fails: str) -> None:
         assert torch.equal(found, plain)
         count = len(tried)
         assert torch.equal(sample(graphed, MASKS, (3, 22), guidance=guidance, **how), plain)
-        assert len(tried) == count  # nor tried again, nor warned of
+        assert len(tried) == count  # neither retried nor warned about again
 
 
-def test_an_error_of_the_network_is_not_one_of_its_recording() -> None:
+def test_network_error_is_not_treated_as_recording_failure() -> None:
     unlabelled = GraphedBlocks(network(), torch.float32, replayed)
     cache, one = unlabelled.new_cache(1, 12), torch.zeros(1)
     with pytest.raises(ValueError, match="not trained with labels"):
         unlabelled.next_block(cache, torch.zeros(1, 4).long(), one, label=one.long())
 
 
-def test_recordings_are_on_the_device_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not on the current one; after a recording that failed, the current stream is what it was."""
+def test_recordings_use_device_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the current device; a failed recording restores the current stream."""
     current, entered = {"device": "cuda:0", "stream": "first"}, list[Any]()
 
     @contextmanager
@@ -501,8 +501,8 @@ def test_recordings_are_on_the_device_of_their_inputs(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("cache", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
-    """Each given the text before it, with and without the label: as a function of whole texts has it."""
+def test_guidance_mixes_laws_within_each_block(cache: bool) -> None:
+    """Given the text before the block, with and without the label; the reference processes whole texts."""
     model, label = network(labels=2), torch.tensor([0, 1, 1])
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "label": label}
 
@@ -525,7 +525,7 @@ def test_guidance_mixes_the_laws_of_each_block(cache: bool) -> None:
         sample(network(), MASKS, (1, LENGTH), method=IN_BLOCKS, guidance=2.0)
 
 
-def test_the_steps_of_blocks_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_steps_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned, check = list[str](), grid_sampler.check_leaps
 
     def counted(rule: cedd.samplers.StepRule, *others: Any) -> None:
@@ -538,7 +538,7 @@ def test_the_steps_of_blocks_are_planned_once(monkeypatch: pytest.MonkeyPatch) -
     assert planned == ["analytic"] * 2  # once per run, for all texts
 
 
-def test_steps_are_those_of_a_block() -> None:
+def test_steps_are_counted_per_block() -> None:
     assert [default_steps(1000, block) for block in (1, 4, 16, 64, 100, 512)] == [1, 4, 16, 64, 64, 128]
     model, calls = network(), list[float]()
     how: dict[str, Any] = {"method": IN_BLOCKS, "seed": 1, "callback": lambda step, t, x: calls.append(t)}
@@ -549,8 +549,8 @@ def test_steps_are_those_of_a_block() -> None:
     assert len(calls) == 3 * (2 + 2)
 
 
-def test_languages_across_blocks_have_the_law_of_each_block() -> None:
-    """A block is drawn from its own tilted law, given that the text can be completed."""
+def test_language_across_blocks_follows_tilted_law_of_each_block() -> None:
+    """Each block is drawn from its own tilted law, given that the text can be completed."""
     process, pattern = cedd.absorb(V), "(ab|c)*"
     model = BlockNetwork(process, L, BLOCK, seed=0, time_free=True)
     texts = languages.members(pattern, V, L)
@@ -577,7 +577,7 @@ def test_languages_across_blocks_have_the_law_of_each_block() -> None:
 
 
 @pytest.mark.parametrize("sampler", [pytest.param("entropy", marks=pytest.mark.slow), "analytic", "first-hitting"])
-def test_spans_of_languages_begin_and_end_within_blocks(sampler: str) -> None:
+def test_language_spans_may_start_and_end_within_blocks(sampler: str) -> None:
     model, tokenizer, spans = network(), CharTokenizer("abcdefghijk"), list[Span]()
     for pattern, start, stop in (("(ab|c)*", 3, 6), ("a*d[ab]+", 6, 11)):
         compiled = compile_tokens(regex(pattern).automaton, tokenizer.texts, may_end=False)
@@ -590,7 +590,7 @@ def test_spans_of_languages_begin_and_end_within_blocks(sampler: str) -> None:
         assert spans[1].language.automaton.matches(text[6:11])
 
 
-def test_what_is_not_possible_is_refused_in_one_line() -> None:
+def test_unsupported_options_are_rejected() -> None:
     model = network()
     where = torch.arange(12) == 9
     with pytest.raises(ValueError, match="no text can be given in a block after one with a blank"):
@@ -622,8 +622,8 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
         (True, True, 3),
     ],
 )
-def test_a_llama_type_network_writes_blocks(causal_past: bool, shift: bool, start_row: int | None) -> None:
-    """Its cache is exact too: one pass over the whole text says the same, with a shift and a start token."""
+def test_llama_network_samples_blocks_with_exact_cache(causal_past: bool, shift: bool, start_row: int | None) -> None:
+    """The cache agrees with one pass over the whole text, also with a shift and a start token."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"shift": shift, "start_row": start_row, "causal_past": causal_past}
     config = LlamaConfig(

@@ -25,7 +25,7 @@ def confidence(name: str, probs: np.ndarray) -> float:
 
 
 def sharpened(f: np.ndarray, top_p: float) -> np.ndarray:
-    """Of the likeliest tokens as many as it takes to reach top_p, renormalized."""
+    """The fewest most likely tokens that reach top_p, renormalized."""
     order = np.argsort(-f)
     kept = np.zeros_like(f)
     kept[order[: 1 + np.searchsorted(f[order].cumsum(), top_p)]] = 1
@@ -68,8 +68,8 @@ def enumerated(
 
 @pytest.mark.parametrize("steps", [3, 2, 1])
 @pytest.mark.parametrize("order", [*CONFIDENCE_ORDERS.values(), BOUNDED], ids=[*CONFIDENCE_ORDERS, "bounded"])
-def test_the_likelihood_and_the_samples_are_the_enumerated_law(order: ConfidenceOrder, steps: int):
-    """From masks only, also where the process leaves tokens at t = 1."""
+def test_likelihood_and_samples_match_enumerated_law(order: ConfidenceOrder, steps: int):
+    """Starting from masks only, even if the process leaves tokens at t = 1."""
     process = cedd.absorb(V, cedd.LogLinear(eps=0.1))
     model = Table(process, L, seed=4)
     steps = 3 if order.entropy_bound is not None else steps
@@ -83,8 +83,8 @@ def test_the_likelihood_and_the_samples_are_the_enumerated_law(order: Confidence
     assert p_value(counts, law) > ERROR_RATE
 
 
-def test_the_likelihood_is_that_of_excluded_tokens_and_a_top_p():
-    """What `cedd sample` draws: some tokens never, and of the others the likeliest."""
+def test_likelihood_accounts_for_excluded_tokens_and_top_p():
+    """As drawn by `cedd sample`: excluded tokens never, and only the most likely of the others."""
     process = cedd.absorb(V)
     model = Table(process, L, seed=4)
     law = enumerated(model, process, "probability", L, None, top_p=0.7, excluded=1)
@@ -100,7 +100,7 @@ def test_the_likelihood_is_that_of_excluded_tokens_and_a_top_p():
         order_nats(model, process, everything, method="cedd", options=replace(options, exclude=range(V)))
 
 
-def test_as_many_calls_as_steps_and_what_is_fixed_stays():
+def test_at_most_one_call_per_step_and_fixed_tokens_stay():
     process = cedd.absorb(V)
     model = HalvedTable(process, L, seed=4)
     fixed = Fixed(torch.tensor([2, 0, 0]), torch.tensor([True, False, False]))
@@ -114,8 +114,8 @@ def test_as_many_calls_as_steps_and_what_is_fixed_stays():
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.1}])
-def test_the_most_confident_is_first_however_tokens_are_drawn(options):
-    """What is drawn with certainty is not what the network is certain of."""
+def test_most_confident_position_is_first_for_any_sharpening(options):
+    """Tokens drawn with certainty are not necessarily those that the network is certain of."""
     process = cedd.absorb(V)
     model = Table(process, L, seed=7)
     masks = torch.full((1, L), V)
@@ -132,8 +132,8 @@ def test_the_most_confident_is_first_however_tokens_are_drawn(options):
 
 
 @pytest.mark.parametrize("order", ["probability", "margin", "entropy"])
-def test_of_equally_sure_masks_those_that_lie_apart_are_first(order):
-    """A network that says the same of every mask: no step reveals neighbours before the last one has to."""
+def test_equally_confident_masks_are_revealed_spread_out(order):
+    """The network gives the same output at every mask; neighbours are revealed only when unavoidable."""
     process, states = cedd.absorb(V), []
 
     def model(x, sigma):
@@ -147,14 +147,14 @@ def test_of_equally_sure_masks_those_that_lie_apart_are_first(order):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 100])
-def test_spread_out_positions_are_all_positions(length):
+def test_spread_out_is_a_spaced_permutation(length):
     order = spread_out(length)
     assert sorted(order.tolist()) == list(range(length))
     half = order[: (length + 1) // 2].sort().values
     assert length < 3 or int(half.diff().min()) >= 1 + (length & (length - 1) == 0)
 
 
-def test_what_has_no_order_is_refused():
+def test_unsupported_models_and_orders_are_rejected():
     zeros = torch.zeros(1, L, dtype=torch.int64)
     for process, method, message in (
         (cedd.uniform(V), "bayes", "has none"),
@@ -173,7 +173,7 @@ def test_what_has_no_order_is_refused():
 
 
 class Rounded(torch.nn.Module):
-    """Equally sure of all masks, but for a rounding that depends on how many sequences are read at once."""
+    """Equally confident at all masks, except for rounding that depends on the batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,8 +185,8 @@ class Rounded(torch.nn.Module):
         return said * (1 + 1e-6 * torch.arange(L) * (1 if len(x_t) == 1 else -1))[:, None]
 
 
-def test_a_likelihood_does_not_depend_on_the_other_sequences():
-    """The sampler reads modules on a CPU one text at a time, and so must what says how likely its texts are."""
+def test_likelihood_does_not_depend_on_batch():
+    """The sampler runs modules on a CPU one text at a time, so the likelihood must do the same."""
     process, model = cedd.absorb(V), Rounded()
     everything = torch.tensor(list(itertools.product(range(V), repeat=L)))
     together = order_nats(model, process, everything, method="cedd", options=PROBABILITY)
@@ -204,7 +204,7 @@ def test_a_likelihood_does_not_depend_on_the_other_sequences():
         (torch.full((1, L), V), "the mask is not data"),
     ],
 )
-def test_a_likelihood_is_of_token_ids(data: torch.Tensor, message: str):
+def test_likelihood_rejects_invalid_token_ids(data: torch.Tensor, message: str):
     process = cedd.absorb(V)
     with pytest.raises(ValueError, match=message):
         order_nats(Table(process, L), process, data, method="cedd", options=PROBABILITY)

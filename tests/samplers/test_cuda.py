@@ -1,4 +1,4 @@
-"""On a CUDA device: recorded graphs say what the network says, and samples follow the same laws."""
+"""On a CUDA device: recorded graphs match the network, and samples follow the same laws."""
 
 import warnings
 
@@ -26,8 +26,8 @@ def network(process: cedd.TokenProcess, length: int, time_input: str = "sigma") 
 
 
 @pytest.mark.parametrize("batch", [1, 3, 5, 8, 11])
-def test_graphs_say_what_the_network_says(batch):
-    """Within bfloat16's rounding; batches between two recorded sizes, and one beyond them all."""
+def test_graphs_match_network(batch):
+    """Up to bfloat16 rounding, for batch sizes between two recorded ones and one larger than all."""
     process = cedd.roulette(50)
     model = network(process, 16)
     graphed = GraphedNetwork(model, 8, 16)
@@ -42,7 +42,7 @@ def test_graphs_say_what_the_network_says(batch):
 @pytest.mark.parametrize(
     ("process", "sampler"), [("absorb", "first-hitting"), ("absorb", "analytic"), ("roulette", "analytic")]
 )
-def test_samples_on_the_device(process, sampler):
+def test_cuda_samples_are_reproducible_and_keep_fixed_tokens(process, sampler):
     made = getattr(cedd, process)(50)
     graphed = GraphedNetwork(network(made, 16), 8, 16)
     held = Fixed(torch.arange(16), torch.arange(16) % 3 == 0)
@@ -55,7 +55,7 @@ def test_samples_on_the_device(process, sampler):
 
 
 @pytest.mark.parametrize("method", ["sedd", "sedds"])
-def test_networks_that_give_ratios_are_sampled_by_graphs(method):
+def test_ratio_networks_are_sampled_with_graphs(method):
     """Dense steps: the recorded features are in bfloat16, the head is in float32."""
     made = cedd.absorb(50)
     graphed = GraphedNetwork(network(made, 16), 8, 16)
@@ -64,7 +64,7 @@ def test_networks_that_give_ratios_are_sampled_by_graphs(method):
 
 
 @pytest.mark.parametrize("places", [1, 3, 5, 30, 60])
-def test_graphs_finish_what_is_asked_for(places):
+def test_graphs_compute_requested_places(places):
     model = network(cedd.roulette(50), 16)
     graphed = GraphedNetwork(model, 8, 16)
     for seed in range(3):
@@ -77,7 +77,7 @@ def test_graphs_finish_what_is_asked_for(places):
 
 
 @pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("roulette", "bayes"), ("uniform", "cedd")])
-def test_recorded_decisions_are_the_decisions(process, method, monkeypatch):
+def test_recorded_decisions_match_plain_ones(process, method, monkeypatch):
     made = getattr(cedd, process)(50)
     graphed = GraphedNetwork(network(made, 16), 8, 16)
     options = {"method": method, "steps": 40}
@@ -89,7 +89,7 @@ def test_recorded_decisions_are_the_decisions(process, method, monkeypatch):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("roulette", "bayes"), ("uniform", "cedd")])
 @pytest.mark.parametrize("recorded", [True, False])
-def test_no_step_waits_for_the_device(process, method, recorded, monkeypatch):
+def test_no_step_synchronizes_with_device(process, method, recorded, monkeypatch):
     made = getattr(cedd, process)(50)
     graphed = GraphedNetwork(network(made, 16), 8, 16)
     if not recorded:
@@ -112,8 +112,8 @@ def test_no_step_waits_for_the_device(process, method, recorded, monkeypatch):
     [("gibbs", "absorb", 8), ("gibbs", "roulette", 8), ("remask-confidence", "absorb", 6), ("stratified", "uniform", 6)]
     + [(order, "absorb", 8) for order in CONFIDENCE_ORDERS],
 )
-def test_steps_wait_seldom_for_the_device(sampler, process, waits):
-    """And a network without time conditioning is asked as any other: the host does not look at the texts."""
+def test_steps_rarely_synchronize_with_device(sampler, process, waits):
+    """A network without time conditioning is called like any other: the host does not inspect the texts."""
     made = getattr(cedd, process)(50)
     graphed = GraphedNetwork(network(made, 16, time_input="none"), 8, 16)
     assert not graphed.capabilities.time_conditioned
@@ -133,8 +133,8 @@ def test_steps_wait_seldom_for_the_device(sampler, process, waits):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("sampler", ["analytic", "first-hitting"])
-def test_recorded_draws_of_a_language(sampler):
-    """They are recorded at the second use, are those of single operations up to rounding, and wait for nothing."""
+def test_recorded_language_draws_match_plain_ones(sampler):
+    """Recorded on second use, equal to the plain operations up to rounding, and almost without synchronization."""
     made, kept = cedd.absorb(4), constraint("(ab|c)*", 4, 16)
     graphed = GraphedNetwork(network(made, 16), 8, 16)
     options = {"method": "cedd", "sampler": sampler, "steps": 16, "constraint": kept}
@@ -154,8 +154,8 @@ def test_recorded_draws_of_a_language(sampler):
 
 
 @pytest.mark.parametrize(("process", "sampler"), [("absorb", "first-hitting"), ("roulette", "analytic")])
-def test_recorded_blocks_are_those_of_the_network(process, sampler):
-    """Blocks after a cache, within bfloat16's rounding; texts beyond the context are the same in every run."""
+def test_recorded_blocks_match_network(process, sampler):
+    """Blocks after a cache, up to bfloat16 rounding; texts beyond the context are reproducible."""
     made = getattr(cedd, process)(50)
     model = network(made, 16)
     graphed, plain = GraphedBlocks(model), GraphedBlocks(model)
@@ -177,8 +177,8 @@ def test_recorded_blocks_are_those_of_the_network(process, sampler):
 
 
 @pytest.mark.parametrize("sampler", ["gibbs", "remask-confidence", *CONFIDENCE_ORDERS])
-def test_the_device_draws_what_the_host_draws(sampler):
-    """A table of outputs, which no product of matrices rounds; exponentials may differ by a bit."""
+def test_cuda_and_cpu_draw_the_same(sampler):
+    """A table of outputs has no rounding from matrix products; exponentials may differ by a bit."""
     process = cedd.absorb(6)
 
     class Same:
@@ -200,7 +200,7 @@ def test_the_device_draws_what_the_host_draws(sampler):
 
 
 @pytest.mark.parametrize("method", ["sedd", "bayes"])
-def test_the_law_of_a_step_on_the_device(method):
+def test_cuda_step_follows_its_law(method):
     process = cedd.roulette(4)
     logits = torch.tensor([0.1, 1.0, -0.5, 0.3], dtype=torch.float64, device="cuda")
 

@@ -1,5 +1,4 @@
-"""Decoding rules of other projects: their own trajectories, their rules written out, and texts that do not depend on
-each other."""
+"""Decoding rules of other projects: recorded trajectories, reference implementations, and independence of texts."""
 
 from typing import Any
 
@@ -34,7 +33,7 @@ def sdar(tmp_path_factory: pytest.TempPathFactory) -> cedd.LanguageModel:
 
 
 def states_of(model: cedd.LanguageModel, prompts: Tensor, length: int, sampler: Any, **options: Any) -> Tensor:
-    """What the sampler has after each step, [n + 1, B, P + length]; masks are V."""
+    """The sampler's state after each step, [n + 1, B, P + length]; masks are V."""
     seen: list[Tensor] = []
     size = prompts.shape[1] + length
     where = torch.arange(size) < prompts.shape[1]
@@ -67,7 +66,7 @@ LLADA_CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LLADA_CASES)
-def test_lladas_texts(name: str) -> None:
+def test_llada_trajectories_match_original_code(name: str) -> None:
     folder = fixture_folder("llada")
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     prompts, expected = io[f"{name}.prompt"], io[f"{name}.states"]
@@ -76,7 +75,7 @@ def test_lladas_texts(name: str) -> None:
     assert torch.equal(found.masked_fill(found == 128, 120), expected)
 
 
-def test_lladas_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llada_random_order_matches_original_code(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fixture_folder("llada")
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     expected, uniform = io["random.states"], RandomNumbers.uniform
@@ -94,7 +93,7 @@ def test_lladas_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits_of(model: cedd.LanguageModel, x: Tensor) -> Tensor:
-    """By the network itself, of one text [L]."""
+    """The network's logits for one text [L]."""
     return model.model(x[None])[0].double()
 
 
@@ -124,15 +123,15 @@ def transcribed_dream(model: cedd.LanguageModel, x: Tensor, steps: int, alg: str
 
 @pytest.mark.parametrize("alg", ["maskgit-plus", "topk-margin", "entropy"])
 @pytest.mark.parametrize("steps", [4, 7, 11])
-def test_dreams_rules(dream: cedd.LanguageModel, alg: str, steps: int) -> None:
+def test_dream_rules_match_reference(dream: cedd.LanguageModel, alg: str, steps: int) -> None:
     prompts = torch.tensor([[3, 9, 14]])
     found = states_of(dream, prompts, 11, f"dream-{alg}", steps=steps)
     expected = transcribed_dream(dream, found[0, 0], steps, alg)
     assert torch.equal(found[1:, 0], torch.stack(expected))
 
 
-def test_dreams_origin_reveals_at_random_times(dream: cedd.LanguageModel) -> None:
-    """Of 40 texts of 11 masks, those left after step i are binomial with t_{i+1}: 5 standard deviations."""
+def test_dream_origin_reveals_at_random_times(dream: cedd.LanguageModel) -> None:
+    """For 40 texts of 11 masks, the masks left after step i are binomial with t_{i+1}: 5 standard deviations."""
     prompts = torch.tensor([[3, 9, 14]]).expand(40, -1)
     found = states_of(dream, prompts, 11, "dream-origin", steps=5)
     left = (found == V).double().sum((1, 2)) / (40 * 11)
@@ -141,22 +140,22 @@ def test_dreams_origin_reveals_at_random_times(dream: cedd.LanguageModel) -> Non
     assert bool(((left - times)[:-1].abs() < 5 * (times * (1 - times) / 440).sqrt()[:-1] + 1e-12).all())
 
 
-def test_dreams_places_can_be_drawn(dream: cedd.LanguageModel) -> None:
-    """With alg_temp: a low one keeps the most confident tokens, a high one any."""
+def test_dream_positions_can_be_sampled(dream: cedd.LanguageModel) -> None:
+    """With alg_temp: a low temperature keeps the most confident tokens, a high one any."""
     prompts = torch.tensor([[3, 9, 14]]).expand(8, -1)
     rule = DECODING_RULES["dream-entropy"]
     plain, cold, hot = (
         states_of(dream, prompts, 11, sampler, steps=6)
-        for sampler in (rule, replaced(rule, 1e-4), replaced(rule, 100.0))
+        for sampler in (rule, with_temperature(rule, 1e-4), with_temperature(rule, 100.0))
     )
     option = states_of(dream, prompts, 11, "dream-entropy", steps=6, place_temperature=100.0)
     assert torch.equal(option, hot)
     assert torch.equal(plain, cold)
     assert not torch.equal(plain, hot)
-    assert torch.equal((plain == V).sum(2), (hot == V).sum(2))  # as many in each step
+    assert torch.equal((plain == V).sum(2), (hot == V).sum(2))  # the same number in each step
 
 
-def replaced(rule: ConfidenceDecoding, temperature: float) -> ConfidenceDecoding:
+def with_temperature(rule: ConfidenceDecoding, temperature: float) -> ConfidenceDecoding:
     return ConfidenceDecoding(rule.name, rule.confidence, rule.schedule, rule.sharpened, place_temperature=temperature)
 
 
@@ -192,7 +191,7 @@ def transcribed_threshold(
         ("threshold", None, 0.35, "threshold"),
     ],
 )
-def test_sdars_rules_and_thresholds(
+def test_sdar_and_threshold_rules_match_reference(
     llada: cedd.LanguageModel, sampler: str, steps: int | None, threshold: float | None, rule: str
 ) -> None:
     given = {"steps": steps} if steps else {}
@@ -207,7 +206,7 @@ def test_sdars_rules_and_thresholds(
 @pytest.mark.parametrize("steps", [2, 3])
 @pytest.mark.parametrize("given", [5, 6, 7])
 @pytest.mark.parametrize("sampler", ["sdar-static", "sdar-dynamic", "sdar-sequential"])
-def test_sdars_steps_share_a_block_even_if_a_prompt_ends_in_it(
+def test_sdar_matches_reference_if_prompt_ends_within_block(
     sdar: cedd.LanguageModel, sampler: str, given: int, steps: int
 ) -> None:
     """`block_diffusion_generate` of SDAR, without the tokens that it overwrites when fewer masks are left."""
@@ -241,7 +240,7 @@ def test_sdars_steps_share_a_block_even_if_a_prompt_ends_in_it(
 
 
 @pytest.mark.parametrize("name", DECODING_RULES)
-def test_a_text_depends_on_itself_alone(llada: cedd.LanguageModel, name: str) -> None:
+def test_text_does_not_depend_on_batch(llada: cedd.LanguageModel, name: str) -> None:
     """Whatever other texts are drawn with it, and however many of their tokens are given."""
     size, numbers = 14, [3, 8, 0]
     rows = torch.randint(V, (3, size), generator=torch.Generator().manual_seed(1))
@@ -260,7 +259,7 @@ def test_a_text_depends_on_itself_alone(llada: cedd.LanguageModel, name: str) ->
         assert torch.equal(alone[0], together[i])
 
 
-def test_stretches_are_written_in_order(llada: cedd.LanguageModel) -> None:
+def test_blocks_are_completed_in_order(llada: cedd.LanguageModel) -> None:
     for name in ("llada", "threshold", "sdar-dynamic"):
         given = {} if name == "threshold" else {"steps": 6}
         states = states_of(llada, torch.tensor([[3, 9, 14]]), 9, name, block_length=3, temperature=1.0, **given)
@@ -269,8 +268,8 @@ def test_stretches_are_written_in_order(llada: cedd.LanguageModel) -> None:
             assert all(bool(done[i].all()) for i in range(2) if bool(done[i + 1].any()))
 
 
-def test_it_draws_from_the_network_at_temperature_1(llada: cedd.LanguageModel) -> None:
-    """A single mask: 4,000 draws, chi-square of 22 degrees, 1e-4 of false alarms."""
+def test_temperature_one_samples_from_network(llada: cedd.LanguageModel) -> None:
+    """A single mask: 4,000 draws, chi-square with 22 degrees of freedom, false-alarm rate 1e-4."""
     context = torch.tensor([3, 9, 14, 2])
     tokens = torch.cat([context, torch.zeros(1, dtype=torch.int64)])
     constraint = Fixed(tokens, torch.arange(5) < 4)
@@ -282,7 +281,7 @@ def test_it_draws_from_the_network_at_temperature_1(llada: cedd.LanguageModel) -
     assert float(((counts - expected) ** 2 / expected).sum()) < 55.5
 
 
-def test_options_that_a_sampler_does_not_use_are_refused(llada: cedd.LanguageModel, tmp_path, capsys) -> None:
+def test_unused_or_invalid_sampler_options_are_rejected(llada: cedd.LanguageModel, tmp_path, capsys) -> None:
     from cedd.cli import main
 
     llada.save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Text i depends on (seed, i) alone: not on the other texts, on how many there are, or are drawn at once."""
+"""Text i depends only on (seed, i), not on the other texts, their number, or the batch size."""
 
 import json
 
@@ -36,7 +36,7 @@ def transformer(process: cedd.TokenProcess, causal: bool = False) -> Transformer
 # ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
-def test_seeds_are_integers_of_any_kind():
+def test_seeds_may_be_any_integer_type():
     assert text_seeds(np.int64(7), 5) == SEEDS  # pyright: ignore[reportArgumentType]
     of_array = RandomNumbers(np.array([3, 4]), 2)  # pyright: ignore[reportArgumentType]
     assert torch.equal(of_array.uniform(Use.JUMP, 0), RandomNumbers([3, 4], 2).uniform(Use.JUMP, 0))
@@ -47,8 +47,8 @@ def test_seeds_are_integers_of_any_kind():
         text_seeds(1.0, 2)  # pyright: ignore[reportArgumentType]
 
 
-def test_all_bits_of_a_seed_count_and_no_more_are_taken():
-    """torch's own generator reads the last 32."""
+def test_all_64_seed_bits_count_and_larger_seeds_are_rejected():
+    """torch's own generator uses only the lowest 32."""
     first = {float(torch.rand((), generator=seeded_generator(seed))) for seed in (1, 1 + 2**32, 1 + 2**33, 2**64 - 1)}
     assert len(first) == 4
     assert torch.equal(seeded_generator(7).get_state(), torch.Generator().manual_seed(7).get_state())
@@ -80,7 +80,7 @@ def test_numbers_are_uniform_and_independent():
         assert stats.chisquare(np.bincount((part * 64).long().flatten().numpy(), minlength=64)).pvalue > ERROR_RATE
 
 
-def test_numbers_at_chosen_positions_are_those_of_all():
+def test_numbers_at_chosen_positions_match_full_draw():
     draws, rows = RandomNumbers(SEEDS, L), np.array([0, 14, 63])
     everywhere = draws.uniform(Use.TARGET, 3).flatten().numpy()
     assert np.array_equal(draws.at(rows, Use.TARGET, 3), everywhere[rows])
@@ -91,7 +91,7 @@ def test_numbers_at_chosen_positions_are_those_of_all():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])  # 0: all tokens are equally likely
-def test_top_p_keeps_the_most_probable_tokens_whatever_the_other_rows_are(scale: float):
+def test_top_p_keeps_most_probable_tokens_independent_of_other_rows(scale: float):
     log_probs = torch.log_softmax(scale * torch.randn(4, 600, generator=seeded_generator(1)).double(), -1)
     log_probs[1, :400] = -torch.inf
     sharpening = Sharpening(top_p=0.7)
@@ -105,7 +105,7 @@ def test_top_p_keeps_the_most_probable_tokens_whatever_the_other_rows_are(scale:
         assert torch.equal(kept, sharpening.log_probs(row[None])[0])
 
 
-def test_the_seeds_of_texts_begin_alike_and_differ():
+def test_text_seeds_share_a_prefix_and_differ():
     assert text_seeds(7, 3) == SEEDS[:3]
     many = [seed for run in range(4) for seed in text_seeds(run, 1000)]
     assert len(set(many)) == 4000
@@ -115,8 +115,8 @@ def test_the_seeds_of_texts_begin_alike_and_differ():
 
 
 @pytest.mark.parametrize("rescaled", [False, True])
-def test_one_by_one_not_a_bit_depends_on_the_others(rescaled: bool):
-    """Rows of outputs in a batch and alone; a batch at once rounds its products of matrices otherwise."""
+def test_one_by_one_outputs_do_not_depend_on_batch(rescaled: bool):
+    """Output rows in a batch and alone; batched matrix products round differently."""
     process = cedd.roulette(V)
     network = Network(transformer(process), V, torch.device("cpu"), one_by_one=True)
     x = torch.randint(V + 1, (5, L), generator=torch.Generator().manual_seed(0))
@@ -144,7 +144,7 @@ def test_one_by_one_not_a_bit_depends_on_the_others(rescaled: bool):
         (cedd.absorb(V), "ar", "analytic"),
     ],
 )
-def test_a_text_is_the_same_in_every_batch(process: cedd.TokenProcess, method: str, sampler: str):
+def test_text_is_the_same_in_every_batch(process: cedd.TokenProcess, method: str, sampler: str):
     model, held = transformer(process, causal=method == "ar"), torch.arange(L) < 3
 
     def draw(numbers: list[int], batch: int | None = None) -> Tensor:
@@ -169,7 +169,7 @@ def test_a_text_is_the_same_in_every_batch(process: cedd.TokenProcess, method: s
     assert len(whole.unique(dim=0)) == 5
 
 
-def test_a_generator_gives_one_seed():
+def test_generator_gives_one_seed():
     process = cedd.roulette(V)
     model = transformer(process)
 
@@ -180,7 +180,7 @@ def test_a_generator_gives_one_seed():
     assert torch.equal(draw(4)[:3], draw(3, batch=1))
 
 
-def test_a_batch_that_is_too_large_is_drawn_again_in_parts():
+def test_batch_out_of_memory_is_split():
     process = cedd.roulette(4)
     table = Table(process, 3, seed=1)
 
@@ -201,7 +201,7 @@ def test_a_batch_that_is_too_large_is_drawn_again_in_parts():
         ({"seeds": [1, 2, 2**64]}, r"a seed must be in 0..2\^64 - 1"),
     ],
 )
-def test_seeds_that_say_nothing_clear_are_refused(options, message):
+def test_ambiguous_or_invalid_seeds_are_rejected(options, message):
     process = cedd.absorb(4)
     with pytest.raises(ValueError, match=message):
         sample(Table(process, 3), process, (3, 3), method="cedd", **options)
@@ -211,7 +211,7 @@ def test_seeds_that_say_nothing_clear_are_refused(options, message):
 
 
 @pytest.mark.parametrize(("process", "method"), [("roulette", "bayes"), ("absorb", "ar")])
-def test_generate(process: str, method: str, tmp_path):
+def test_generated_texts_do_not_depend_on_batch(process: str, method: str, tmp_path):
     model = cedd.load(save_random(tmp_path / "run", process, method), device="cpu")
     four = model.generate(4, seed=3, steps=6, length=20, prompt="the ")
     assert four[2] == model.generate(3, seed=3, steps=6, length=20, prompt="the ", batch=1)[2]
@@ -222,7 +222,7 @@ def test_generate(process: str, method: str, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["sample", "--length", "20"], ["infill", "a ____{9} cat"]])
-def test_the_command_line(words: list[str], tmp_path, capsys):
+def test_command_line_texts_do_not_depend_on_batch(words: list[str], tmp_path, capsys):
     run = str(save_random(tmp_path / "run"))
 
     def texts(*more: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What spares a sampler work leaves its samples as they are."""
+"""Shortcuts that save a sampler work do not change its samples."""
 
 import itertools
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def drawn(model: Any, process: cedd.TokenProcess, method: str, shape: tuple[int,
     return sample(model, process, shape, method=method, generator=torch.Generator().manual_seed(3), **options)
 
 
-class Counted:
-    """Counts the sequences that a network reads, and notes the places at which it is asked."""
+class CountingNetwork:
+    """Counts the sequences that a network processes, and records how many places are requested."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.head, self.sequences = model, model.head, 0
@@ -96,10 +96,10 @@ HELD = cedd.Fixed(
         ("uniform", "bayes", {"sampler": "euler"}),
     ],
 )
-def test_texts_that_do_not_wait_for_each_other_are_the_same(name: str, method: str, options: dict[str, Any]) -> None:
+def test_advancing_texts_independently_gives_same_samples(name: str, method: str, options: dict[str, Any]) -> None:
     process = getattr(cedd, name)(20)
     model = transformer(process)
-    alone, together = Counted(model), Counted(model)
+    alone, together = CountingNetwork(model), CountingNetwork(model)
     how = {"steps": 10, "deterministic": True, **options}
     apart = drawn(alone, process, method, **how)
     assert torch.equal(apart, drawn(together, process, method, callback=lambda step, t, x: None, **how))
@@ -107,11 +107,11 @@ def test_texts_that_do_not_wait_for_each_other_are_the_same(name: str, method: s
 
 
 @pytest.mark.parametrize(("name", "method", "share"), [("absorb", "cedd", 0.5), ("roulette", "bayes", 0.6)])
-def test_a_call_is_for_the_next_event_of_each_text(name: str, method: str, share: float) -> None:
-    """At most as many calls as the busiest text has events: for absorb, tokens."""
+def test_each_call_serves_next_event_of_every_text(name: str, method: str, share: float) -> None:
+    """At most as many calls as the busiest text has events (tokens, for absorb)."""
     process = getattr(cedd, name)(20)
     model = transformer(process)
-    alone, together = Counted(model), Counted(model)
+    alone, together = CountingNetwork(model), CountingNetwork(model)
     how = {"shape": (4, 8), "steps": 100, "deterministic": False}
     drawn(alone, process, method, **how)
     drawn(together, process, method, callback=lambda step, t, x: None, **how)
@@ -120,7 +120,7 @@ def test_a_call_is_for_the_next_event_of_each_text(name: str, method: str, share
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_events_are_dealt_out_in_order(seed: int) -> None:
+def test_events_are_scheduled_in_order(seed: int) -> None:
     random, texts, length = np.random.default_rng(seed), 4, 5
     busy = np.array([True, True, False, True])
     events, expected, made = Events(busy, length), [list[tuple[int, int]]() for _ in range(texts)], list[Moves]()
@@ -139,11 +139,11 @@ def test_events_are_dealt_out_in_order(seed: int) -> None:
             for moves in made
         ]
         assert [event for call in found for event in call] == steps
-        assert all(len({k for k, _ in call}) <= 1 for call in found)  # one event a call
+        assert all(len({k for k, _ in call}) <= 1 for call in found)  # one event per call
         assert [bool(call) for call in found] == sorted((bool(call) for call in found), reverse=True)  # from the first
 
 
-def test_calls_reach_another_device_as_they_are() -> None:
+def test_calls_have_same_shapes_on_another_device() -> None:
     """The meta device has all of a tensor but its values."""
     process, parameterization = cedd.roulette(20), cedd.get_method("bayes").parameterization
     assert isinstance(parameterization, Affine)
@@ -167,17 +167,17 @@ def test_calls_reach_another_device_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("name", "method"), [("absorb", "cedd"), ("roulette", "bayes")])
-def test_a_network_that_finishes_few_places_draws_the_same(name: str, method: str, monkeypatch) -> None:
+def test_evaluating_few_places_gives_same_samples(name: str, method: str, monkeypatch) -> None:
     process = getattr(cedd, name)(20)
     model = transformer(process, depth=2)
-    counted = Counted(model)
+    counted = CountingNetwork(model)
     few = drawn(counted, process, method, steps=40)
     assert any(places is not None for places in counted.asked)
     monkeypatch.setattr(network, "SPARSE", 10**9)
     assert torch.equal(few, drawn(model, process, method, steps=40, deterministic=False))
 
 
-def test_places_amid_masks_are_those_of_the_text() -> None:
+def test_selected_places_of_mask_padded_network_match_all() -> None:
     model = MaskPadded(transformer(cedd.absorb(20), time_input="none", depth=2), 16)
     x, sigma, where = torch.randint(21, (3, 5)), torch.ones(3), torch.tensor([1, 7, 14])
     torch.testing.assert_close(
@@ -189,28 +189,28 @@ def test_places_amid_masks_are_those_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("method", [pytest.param("sedd", marks=pytest.mark.slow), "bayes"])
-def test_a_text_that_has_not_changed_is_not_read_again_without_the_time(method: str, monkeypatch) -> None:
+def test_unchanged_text_reuses_features_without_time_conditioning(method: str, monkeypatch) -> None:
     process = cedd.uniform(20)
     model = transformer(process, time_input="none", depth=2)
-    once, always = Counted(model), Counted(model)
+    once, always = CountingNetwork(model), CountingNetwork(model)
     remembered = drawn(once, process, method, (2, 4), steps=50, deterministic=True)
     monkeypatch.setattr(grid_sampler, "with_cached_features", lambda model: model)
     assert torch.equal(remembered, drawn(always, process, method, (2, 4), steps=50, deterministic=True))
     assert once.sequences < 0.8 * always.sequences
 
 
-def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
+def test_time_conditioned_network_is_called_at_every_step() -> None:
     process = cedd.uniform(20)
-    counted = Counted(transformer(process))
+    counted = CountingNetwork(transformer(process))
     drawn(counted, process, "sedd", steps=10, deterministic=True)
     assert counted.sequences == 3 * 11
 
 
-def test_a_gpu_is_not_kept_waiting_to_look_at_texts() -> None:
+def test_feature_cache_is_used_only_on_cpu() -> None:
     model = transformer(cedd.uniform(20), time_input="none")
     assert isinstance(with_cached_features(model), CachedNetwork)
 
-    class Elsewhere(Counted):
+    class Elsewhere(CountingNetwork):
         device = torch.device("meta")
 
     elsewhere = Elsewhere(model)
@@ -223,7 +223,7 @@ SHARPENED = [{}, {"temperature": 0.6}, {"top_p": 0.8, "exclude": [0, 5]}, {"cons
 
 
 class HeadRows:
-    """Counts the rows that a head is asked for."""
+    """Counts the rows that a head computes."""
 
     capabilities = Capabilities(features=True)
 
@@ -249,7 +249,7 @@ class HeadRows:
         ),
     ],
 )
-def test_masks_that_stay_by_their_numbers_are_not_asked_for(
+def test_masks_certain_to_stay_are_not_evaluated(
     name: str, method: str, share: float, options: dict[str, Any], monkeypatch
 ) -> None:
     process = getattr(cedd, name)(20)
@@ -263,8 +263,8 @@ def test_masks_that_stay_by_their_numbers_are_not_asked_for(
     assert few.rows < share * all_.rows
 
 
-def test_a_number_of_the_mask_gives_the_mask() -> None:
-    """Laws of any tokens with a mask of a known chance; numbers at the edge of it, and beyond."""
+def test_is_surely_mask_implies_mask_is_drawn() -> None:
+    """Laws with a mask of known probability, and numbers at the edge of its interval and beyond."""
     generator, chance = torch.Generator().manual_seed(0), torch.tensor(0.3, dtype=torch.float64)
     v = 0.7 + torch.linspace(-1e-8, 1e-8, 4001, dtype=torch.float64)
     tokens = torch.rand(4001, 50, generator=generator, dtype=torch.float64)
@@ -288,8 +288,8 @@ def test_a_number_of_the_mask_gives_the_mask() -> None:
         ),
     ],
 )
-def test_only_tokens_that_change_are_asked_where_to(method: str, options: dict[str, Any], monkeypatch) -> None:
-    """Stratified hazards: the weights of all positions, of which most stay, give the same."""
+def test_jump_weights_are_computed_only_for_changing_tokens(method: str, options: dict[str, Any], monkeypatch) -> None:
+    """Stratified sampler: computing the weights of all positions, most of which stay, gives the same."""
     process = cedd.uniform(20)
     model, asked, all_rows = transformer(process), [], []
 
@@ -335,8 +335,8 @@ def test_only_tokens_that_change_are_asked_where_to(method: str, options: dict[s
     ("name", "options"),
     [*((name, SHARPENED[2]) for name in (*CONFIDENCE_ORDERS, "bounded")), *(("entropy", how) for how in SHARPENED)],
 )
-def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> None:
-    """Confidence orders: all masks judged by sorting, and all drawn, give the same."""
+def test_drawing_only_revealed_tokens_matches_drawing_all(name: str, options: dict[str, Any]) -> None:
+    """Confidence orders: ranking all masks by sorting, and drawing all of them, gives the same."""
     process, steps, length = cedd.absorb(20), 6, 16
     bounded = replace(CONFIDENCE_ORDERS["entropy"], entropy_bound=1.5)
     order = CONFIDENCE_ORDERS.get(name, bounded)
@@ -376,7 +376,7 @@ def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> N
 
 
 class Lookup:
-    """Outputs from a table, which no product of matrices rounds."""
+    """Outputs from a table, without rounding from matrix products."""
 
     capabilities = Capabilities(features=True)
 
@@ -393,7 +393,7 @@ class Lookup:
 @pytest.mark.parametrize(
     ("sampler", "options"), covering(product((*CONFIDENCE_ORDERS, "gibbs", "remask-confidence"), SHARPENED[2:]))
 )
-def test_chunks_of_any_size_give_the_same(sampler: str, options: dict[str, Any], monkeypatch) -> None:
+def test_chunk_size_does_not_change_samples(sampler: str, options: dict[str, Any], monkeypatch) -> None:
     process, how = cedd.absorb(20), {"sampler": sampler, "steps": 6, **options}
     at_once = drawn(Lookup(), process, "cedd", **how)
     for rows in (1, 47):
@@ -407,7 +407,7 @@ def seeds_of_drawn(n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("log_probs", [torch.randn(40, 7), torch.zeros(3, 4), torch.randn(5, 1)])
-def test_the_margin_is_that_of_sorted_probabilities(log_probs: Tensor) -> None:
+def test_margin_matches_sorted_probabilities(log_probs: Tensor) -> None:
     best = torch.cat([log_probs.double(), torch.full((len(log_probs), 1), -torch.inf)], 1).sort(-1, descending=True)
     best = best.values.exp()
     assert torch.equal(CONFIDENCE_ORDERS["margin"].confidence(log_probs.double()), best[:, 0] - best[:, 1])
@@ -417,7 +417,7 @@ def test_the_margin_is_that_of_sorted_probabilities(log_probs: Tensor) -> None:
 
 
 class LowPrecisionFeatures:
-    """A network whose features are in bfloat16 and whose head is in float32, as a GPU's recorded one."""
+    """A network with features in bfloat16 and a head in float32, like a recorded one on a GPU."""
 
     capabilities = Capabilities(features=True)
 
@@ -441,9 +441,7 @@ class LowPrecisionFeatures:
         ("roulette", "sedd", {"sampler": "tau-leaping"}),
     ],
 )
-def test_features_of_low_precision_meet_a_head_of_full_precision(
-    name: str, method: str, options: dict[str, Any]
-) -> None:
+def test_low_precision_features_work_with_full_precision_head(name: str, method: str, options: dict[str, Any]) -> None:
     process = getattr(cedd, name)(20)
     x = drawn(LowPrecisionFeatures(transformer(process)), process, method, steps=8, **options)
     assert x.max() < 20
@@ -453,7 +451,7 @@ def test_features_of_low_precision_meet_a_head_of_full_precision(
 
 
 class AtEachToken(torch.nn.Module):
-    """A network that looks at each token alone."""
+    """A network that processes each token separately."""
 
     capabilities = Capabilities(features=True)
 
@@ -475,7 +473,7 @@ class AtEachToken(torch.nn.Module):
         itertools.product(("absorb", "uniform", "roulette"), ("sedd", "sedds"), ("analytic", "euler", "tau-leaping"))
     ),
 )
-def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str, sampler: str, monkeypatch) -> None:
+def test_no_law_is_computed_for_positions_certain_to_stay(name: str, method: str, sampler: str, monkeypatch) -> None:
     process = getattr(cedd, name)(20)
     model, asked = AtEachToken(20), {"rows": 0}
     draw = grid_sampler._draw_dense
@@ -498,8 +496,8 @@ def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str,
             assert (counts[0] < 0.9 * counts[1]) == ("exclude" not in options)
 
 
-def surely(x: Tensor, sigma: Tensor) -> Tensor:
-    """The exact log-ratios of tokens that are 0 in 4 of 5 places, on uniform."""
+def exact_log_ratios(x: Tensor, sigma: Tensor) -> Tensor:
+    """The exact log-ratios on uniform for tokens that are 0 in 4 of 5 places."""
     share = torch.full((27,), 0.2 / 26, dtype=torch.float64)
     share[0] = 0.8
     logs = torch.log1p(torch.exp(-sigma.double())[:, None] * (27 * share - 1))
@@ -511,11 +509,11 @@ def surely(x: Tensor, sigma: Tensor) -> Tensor:
     [
         # Ratios that are 0 in float32, and sums that all but cancel.
         (cedd.absorb(20, cedd.Geometric(1e-3, 150.0)), "sedds", lambda x, sigma: torch.zeros(*x.shape, 20)),
-        (cedd.uniform(27, cedd.Geometric(1e-5, 20.0)), "sedd", surely),
+        (cedd.uniform(27, cedd.Geometric(1e-5, 20.0)), "sedd", exact_log_ratios),
     ],
     ids=["tiny ratios", "sums that cancel"],
 )
-def test_no_rounding_of_a_sum_keeps_a_position_from_moving(
+def test_rounded_sums_never_keep_a_position_from_moving(
     process: cedd.TokenProcess, method: str, model: Any, monkeypatch
 ) -> None:
     monkeypatch.setattr(grid_sampler, "FEW_OUTPUTS", 0)
@@ -526,7 +524,7 @@ def test_no_rounding_of_a_sum_keeps_a_position_from_moving(
     assert torch.equal(fast, slow)
 
 
-def test_a_start_may_be_of_any_whole_numbers(monkeypatch) -> None:
+def test_start_may_have_any_integer_dtype(monkeypatch) -> None:
     monkeypatch.setattr(grid_sampler, "FEW_OUTPUTS", 0)
     for method in ("sedd", "cedd"):
         options: dict[str, Any] = {"steps": 3, "t_start": 0.5}
@@ -538,8 +536,8 @@ def test_a_start_may_be_of_any_whole_numbers(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_numbers_by_which_a_state_stays_whatever_the_others_are(masked: bool) -> None:
-    """Every number that `may_move` leaves out gives the state that is there, at any place among the others."""
+def test_may_move_is_false_only_if_state_stays(masked: bool) -> None:
+    """Every number that `may_move` rules out draws the current state, whatever its index."""
     generator = torch.Generator().manual_seed(4)
     size, rows = 6, 4000
     stay = torch.rand(rows, generator=generator, dtype=torch.float64) ** 0.3
@@ -558,7 +556,7 @@ def test_the_numbers_by_which_a_state_stays_whatever_the_others_are(masked: bool
 @pytest.mark.parametrize("name", ["absorb", "uniform", "roulette", "hybrid"])
 @pytest.mark.parametrize("sampler", ["analytic", "euler", "tau-leaping"])
 @pytest.mark.parametrize("method", ["sedd", "sedds"])
-def test_staying_by_the_sum_of_ratios_is_that_of_the_law(name: str, sampler: str, method: str) -> None:
+def test_stay_probability_from_ratio_sums_matches_law(name: str, sampler: str, method: str) -> None:
     process, generator = getattr(cedd, name)(7), torch.Generator().manual_seed(5)
     meaning, rule = cedd.METHODS[method].parameterization, RULES[sampler]
     assert isinstance(meaning, Score)
@@ -572,7 +570,7 @@ def test_staying_by_the_sum_of_ratios_is_that_of_the_law(name: str, sampler: str
     assert rule.stay is not None
     found = rule.stay(meaning.others(outputs, x, noise), x, noise, earlier)
     expected = law.gather(1, x[:, None]).squeeze(1)
-    # where nothing is left to jump to, a position stays whatever its chance
+    # where no jump is possible, a position stays whatever its probability
     jumps = expected < 1 - 1e-12
     torch.testing.assert_close(found[jumps], expected[jumps], rtol=1e-9, atol=1e-12)
     assert jumps.sum() > 30
@@ -582,7 +580,7 @@ def test_staying_by_the_sum_of_ratios_is_that_of_the_law(name: str, sampler: str
 
 
 def rerun(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: object) -> Any:
-    """In the place of a CUDA graph: the same tensors in, the same tensors out, at every replay."""
+    """Stand-in for a CUDA graph: the same input and output tensors at every replay."""
     outputs = function(*inputs)
 
     def replay() -> None:
@@ -592,8 +590,8 @@ def rerun(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...
     return graphs._Recording(replay, inputs, outputs)
 
 
-class Recording:
-    """A network on a CPU that records as a GPU's does."""
+class RecordingNetwork:
+    """A CPU network that records like a GPU network."""
 
     capabilities = Capabilities(features=True, recorder=True)
 
@@ -606,7 +604,7 @@ class Recording:
         self._made = list[Tensor]()
 
     def features(self, *given: Any, **options: Any) -> Tensor:
-        """Those of the model. Recordings share memory on a GPU, so what another one returned is overwritten."""
+        """The model's features. GPU recordings share memory, so the results of earlier ones are overwritten."""
         given = tuple(value.clone() for value in given)
         for value in self._made:
             value.fill_(-7)
@@ -629,10 +627,10 @@ class Recording:
         ("uniform", "cedd", {"exclude": (3, 4)}),
     ],
 )
-def test_recorded_decisions_are_the_decisions(name: str, method: str, options: dict[str, Any]) -> None:
+def test_recorded_decisions_match_plain_ones(name: str, method: str, options: dict[str, Any]) -> None:
     process = getattr(cedd, name)(20)
     model = transformer(process)
-    recording = Recording(model)
+    recording = RecordingNetwork(model)
     for seed in range(2):
         generators = (torch.Generator().manual_seed(seed) for _ in range(2))
         x, y = (
@@ -644,17 +642,17 @@ def test_recorded_decisions_are_the_decisions(name: str, method: str, options: d
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.8}, {"temperature": 0.5}])
-def test_what_may_look_at_values_is_not_recorded(options: dict[str, Any]) -> None:
+def test_value_dependent_sharpening_is_not_recorded(options: dict[str, Any]) -> None:
     process = cedd.roulette(20)
-    recording = Recording(transformer(process))
+    recording = RecordingNetwork(transformer(process))
     drawn(recording, process, "bayes", steps=10, **options)
     assert recording.captured == 0
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.of_tensors])
 @pytest.mark.parametrize(("name", "method"), [("roulette", "bayes"), ("uniform", "cedd-star")])
-def test_rules_that_declare_it_look_at_no_values(rule: StepRule, name: str, method: str) -> None:
-    """Tensors on the meta device have none."""
+def test_rules_declared_of_tensors_do_not_inspect_values(rule: StepRule, name: str, method: str) -> None:
+    """Tensors on the meta device have no values."""
     process, parameterization = getattr(cedd, name)(20), cedd.get_method(method).parameterization
     assert isinstance(parameterization, Affine)
     jump = grid_sampler.Jump(rule, parameterization, Sharpening(excluded=(3,)), (20, process.has_mask))
@@ -666,7 +664,7 @@ def test_rules_that_declare_it_look_at_no_values(rule: StepRule, name: str, meth
 
 def test_many_rows_are_not_recorded() -> None:
     process = cedd.absorb(20)
-    recording = Recording(transformer(process))
+    recording = RecordingNetwork(transformer(process))
     drawn(recording, process, "cedd", shape=(MOST_ROWS // 8, 16), steps=1)
     assert recording.captured == 0
 
@@ -676,10 +674,10 @@ def test_recorded_outputs_are_checked() -> None:
     model = transformer(process)
     torch.nn.init.constant_(model.head.bias, torch.nan)
     with pytest.raises(ValueError, match="the network returned nan"):
-        drawn(Recording(model), process, "cedd", steps=10)
+        drawn(RecordingNetwork(model), process, "cedd", steps=10)
 
 
-def test_the_oldest_recordings_are_forgotten(monkeypatch) -> None:
+def test_oldest_recordings_are_dropped(monkeypatch) -> None:
     monkeypatch.setattr(graphs, "_MOST_RECORDINGS", 2)
     captured: list[int] = []
 
@@ -700,7 +698,7 @@ LETTERS = "abcdefghijklmnopqrst"
 
 
 def in_language(pattern: str, first: int = 0, **others: Any) -> LanguageConstraint:
-    """The tokens from the first on write a text of the language; those before are c."""
+    """Tokens from index `first` on form a text of the language; earlier ones are c."""
     compiled = TokenLanguage(compile_tokens(regex(pattern).automaton, CharTokenizer(LETTERS).texts, may_end=False))
     held = cedd.Fixed(torch.full((16,), 2), torch.arange(16) < first)
     return LanguageConstraint.of(16, [Span(first, 16, compiled, name=pattern, **others)]).holding(held)
@@ -712,10 +710,10 @@ def in_language(pattern: str, first: int = 0, **others: Any) -> LanguageConstrai
         product(("analytic", "first-hitting"), ({}, {"temperature": 0.5}, {"temperature": 0}, {"exclude": (0, 5)}))
     ),
 )
-def test_recorded_draws_of_a_language_are_the_draws(sampler: str, options: dict[str, Any]) -> None:
+def test_recorded_language_draws_match_plain_ones(sampler: str, options: dict[str, Any]) -> None:
     process = cedd.absorb(20)
     model, constraint = transformer(process), in_language("[a-f]{2,5}[^a]*(tt?|sr*)", first=3)
-    recording = Recording(model)
+    recording = RecordingNetwork(model)
     how = {"constraint": constraint, "sampler": sampler, "steps": 6, "deterministic": False, **options}
     for seed in range(2):
         x, y = (
@@ -730,10 +728,10 @@ def test_recorded_draws_of_a_language_are_the_draws(sampler: str, options: dict[
     assert (torch.stack(shown) == 20).sum((1, 2)).diff().max() <= 0  # no state is overwritten
 
 
-def test_a_recorded_draw_serves_other_temperatures_and_sends_its_masks_once(monkeypatch) -> None:
+def test_recorded_draw_serves_other_temperatures_and_sends_masks_once(monkeypatch) -> None:
     process, constraint = cedd.absorb(20), in_language("[a-f]{2,5}[^a]*(tt?|sr*)")
     model = transformer(process)
-    recording, captured = Recording(model), list[int]()
+    recording, captured = RecordingNetwork(model), list[int]()
     for temperature in (0.5, 0.5, 2):
         how = {"constraint": constraint, "temperature": temperature, "seeds": range(5), "deterministic": False}
         x, y = (sample(made, process, (5, 16), method="cedd", steps=6, **how) for made in (recording, model))
@@ -743,16 +741,16 @@ def test_a_recorded_draw_serves_other_temperatures_and_sends_its_masks_once(monk
     masked = torch.ones(5, 16, dtype=torch.bool)
     steps = torch.tensor([[0.5, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]).double()
     plan = Plan(grid_sampler.Chances(*steps), masked, ~masked, RandomNumbers(range(5), 16), True, follows=True)
-    first, second = plan.calls(0, 2, torch.device("meta"))  # what is sent has no values
+    first, second = plan.calls(0, 2, torch.device("meta"))  # tensors there have no values
     for call, count in ((first, 80), (second, 80 - len(first.places))):
         assert call.places.host is not None
         assert len(call.places.host.masks) == count
         assert call.places.host.masks_on(torch.device("meta")) is call.places.host.sent
 
 
-def test_a_recorded_language_that_is_impossible_and_a_recording_that_fails() -> None:
+def test_impossible_language_and_failed_recording() -> None:
     process = cedd.absorb(20)
-    recording, how = Recording(transformer(process)), {"method": "cedd", "sampler": "analytic", "steps": 3}
+    recording, how = RecordingNetwork(transformer(process)), {"method": "cedd", "sampler": "analytic", "steps": 3}
     how |= {"deterministic": False, "seed": 1}
     impossible, possible = in_language("[ab]*"), in_language("[ac]*")
     message = r"^every text that satisfies \[ab\]\* has probability 0: its tokens are excluded"
@@ -775,22 +773,22 @@ def test_a_recorded_language_that_is_impossible_and_a_recording_that_fails() -> 
 
 
 @pytest.mark.parametrize(("steps", "largest"), [(1, 32), (5, 32), (100, 32), (7, 1)])
-def test_blocks_begin_small_and_cover_all_steps(steps: int, largest: int) -> None:
+def test_step_blocks_start_small_and_cover_all_steps(steps: int, largest: int) -> None:
     found = list(blocks(steps, largest))
     assert [k for start, stop in found for k in range(start, stop)] == list(range(steps))
     assert found[0] == (0, 1)
     assert max(stop - start for start, stop in found) <= largest
 
 
-def test_a_row_of_nan_gives_a_token_of_the_vocabulary() -> None:
-    """What comes after it is refused on a GPU only at the end: until then no index may be out of bounds."""
+def test_nan_row_draws_valid_token_index() -> None:
+    """On a GPU, NaN is reported only at the end; until then no index may be out of bounds."""
     assert int(inverse_cdf(torch.full((1, 11), torch.nan), torch.tensor([0.5]), log=True)) < 11
 
 
 @pytest.mark.parametrize("process", ["absorb", "roulette", "uniform", "hybrid"])
 @pytest.mark.parametrize("method", ["cedd", "bayes"])
-def test_jumps_by_probabilities_are_those_by_their_logarithms(process, method):
-    """Of ordinary rows, of rows whose last token's probability is no float64, and of rows that are sure of a token."""
+def test_jump_weights_from_probabilities_match_log_probabilities(process, method):
+    """For ordinary rows, rows whose last probability underflows, and rows that are certain of a token."""
     made, parameterization = getattr(cedd, process)(6), cedd.get_method(method).parameterization
     assert isinstance(parameterization, Affine)
     x = torch.arange(made.num_states).repeat_interleave(3)
@@ -801,7 +799,7 @@ def test_jumps_by_probabilities_are_those_by_their_logarithms(process, method):
         ((0.99, 0.5), (0.5, 0.499), (0.1, 1e-5)), RULES.values(), (Sharpening(), Sharpening(excluded=(5,)))
     ):
         if rule.name.startswith("remask") and process != "absorb":
-            continue  # which are for absorb alone
+            continue  # these rules need absorb
         now, next_ = made.noise(t).like(x), made.noise(s).like(x)
         leap, probs = leap_of(rule, parameterization, sharpening, outputs, x, now, next_)
         log_probs = beliefs(parameterization, sharpening, outputs, x, now)

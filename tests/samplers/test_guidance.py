@@ -59,7 +59,7 @@ class WithHead:
 
 
 def logits_of(network, **conditions):
-    """As the reference takes a network."""
+    """The network in the form that the reference takes."""
 
     def outputs(seen, sigma):
         x_t = torch.tensor(seen)
@@ -80,17 +80,17 @@ def conditional(condition: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("network", "condition"), covering(itertools.product((perfect, WithHead()), range(CONDITIONS)))
 )
-def test_at_weight_one_it_is_the_conditional_model(network, condition):
+def test_weight_one_gives_conditional_model(network, condition):
     label = torch.tensor([condition])
     np.testing.assert_allclose(law(Guided(network, 1.0), label=label), conditional(condition), atol=1e-12)
 
 
-def test_at_weight_zero_it_is_the_unconditional_model():
+def test_weight_zero_gives_unconditional_model():
     np.testing.assert_allclose(law(Guided(perfect, 0.0), label=torch.tensor([1])), JOINT.sum(1), atol=1e-12)
 
 
-def test_other_weights_mix_at_each_position_and_are_no_power_of_the_classifier():
-    """The law of one order by hand; and how far it is from p(x) p(c | x)^w."""
+def test_other_weights_mix_per_position_and_differ_from_classifier_power():
+    """One position checked by hand, and the distance from p(x) p(c | x)^w."""
     label, strength = torch.tensor([0]), 2.5
     guided = Guided(perfect, strength)
     x_t = torch.tensor([[MASK, 1, MASK]])
@@ -106,7 +106,7 @@ def test_other_weights_mix_at_each_position_and_are_no_power_of_the_classifier()
     assert 0.01 < distance < 0.5
 
 
-def test_sums_of_ratios_are_mixed_too():
+def test_mixing_keeps_known_sums_of_ratios():
     """At masks both have the known sum, and so has the mixture."""
     shares = torch.randn(2, 5, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     known = torch.linspace(-3, 2, 5, dtype=torch.float64)[:, None]
@@ -115,8 +115,8 @@ def test_sums_of_ratios_are_mixed_too():
     torch.testing.assert_close(mixed(shares[0] + known, shares[1] - known, 1.0), shares[0] + known)
 
 
-def test_a_hidden_prompt_is_a_condition():
-    """Weight 0 is the model that does not see the prompt, weight 1 the model as it is."""
+def test_hidden_prompt_is_a_condition():
+    """Weight 0 is the model without the prompt, weight 1 the plain model."""
     hidden = torch.tensor([[True, False, False]])
     x_t = torch.tensor([[2, MASK, MASK]])
     sigma = torch.ones(1)
@@ -131,12 +131,12 @@ def classifier(x_t: Tensor, sigma: Tensor) -> Tensor:
     return torch.tensor([np.log(max(weight(x, 0), 1e-250) / max(weight(x, UNKNOWN_LABEL), 1e-200)) for x in seen])
 
 
-def test_an_exact_classifier_gives_the_conditional_law():
+def test_exact_classifier_gives_conditional_law():
     guided = ClassifierGuided(perfect, classifier, 1.0, exact=True)
     np.testing.assert_allclose(law(guided), conditional(0), atol=1e-9)
 
 
-def test_the_gradient_is_exact_for_classifiers_that_are_linear():
+def test_gradient_guidance_is_exact_for_linear_classifiers():
     table = torch.randn(L, V + 1, generator=torch.Generator().manual_seed(0))
 
     def linear(texts: Tensor, sigma: Tensor) -> Tensor:
@@ -151,13 +151,13 @@ def test_the_gradient_is_exact_for_classifiers_that_are_linear():
     assert not torch.allclose(found, perfect(x_t, sigma), atol=0.1)
 
 
-def test_a_classifier_that_returns_nan_is_refused():
+def test_classifier_returning_nan_is_rejected():
     guided = ClassifierGuided(perfect, lambda x_t, sigma: torch.full((len(x_t),), torch.nan), exact=True)
     with pytest.raises(ValueError, match="classifier returned nan"):
         guided(torch.full((1, L), MASK), torch.ones(1))
 
 
-def test_methods_that_cannot_be_guided():
+def test_methods_without_guidance_are_rejected():
     with pytest.raises(ValueError, match="guidance needs a diffusion method, and ar is not one"):
         check_guidance(cedd.METHODS["ar"], cedd.absorb(V))
     with pytest.raises(ValueError, match="needs probabilities, and sedd gives ratios"):

@@ -1,4 +1,4 @@
-"""Constraints that draw the tokens of a sequence jointly: every sampler that can passes them through."""
+"""Constraints that draw the tokens of a sequence jointly, with every sampler that supports them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.samplers.chains import ERROR_RATE, p_value
 
 V, L = 3, 4
 LOGITS = torch.randn(L, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-"""What the network says of each position, whatever the others are."""
+"""The network's output at each position, independent of the others."""
 SAMPLERS = ["first-hitting", "probability", "entropy", "analytic", "euler", "remask-capped", "remask-confidence"]
 
 
@@ -75,8 +75,8 @@ def counted(x: Tensor) -> np.ndarray:
 @pytest.mark.parametrize(
     ("sampler", "given"), covering(itertools.product(("first-hitting", "analytic"), (None, {1: 2})))
 )
-def test_the_law_is_that_of_the_network_given_the_constraint(sampler: str, given: dict[int, int] | None) -> None:
-    """The network does not look at the text: then the law of each call is that of the whole."""
+def test_samples_follow_network_law_given_constraint(sampler: str, given: dict[int, int] | None) -> None:
+    """The network ignores the text, so every call has the same law."""
     n, constraint = 800, sum_is_zero()
     if given:
         where = torch.zeros(L, dtype=torch.bool).index_fill(0, torch.tensor([*given]), True)
@@ -87,7 +87,7 @@ def test_the_law_is_that_of_the_network_given_the_constraint(sampler: str, given
 
 
 @pytest.mark.parametrize(("sampler", "watched"), covering(itertools.product(SAMPLERS, (False, True))))
-def test_every_text_is_allowed(sampler: str, watched: bool) -> None:
+def test_every_text_satisfies_constraint(sampler: str, watched: bool) -> None:
     callback = (lambda step, t, x: None) if watched else None
     how = {"sampler": sampler, "steps": 3, "constraint": sum_is_zero(), "callback": callback, "temperature": 0.7}
     x = sample(network, cedd.absorb(V), (40, L), method="cedd", seeds=range(40), **how)
@@ -106,8 +106,6 @@ def test_every_text_is_allowed(sampler: str, watched: bool) -> None:
         ("analytic", cedd.roulette(V), "cedd"),
     ],
 )
-def test_refused_where_tokens_are_not_drawn_at_masks_alone(
-    sampler: str, process: cedd.TokenProcess, method: str
-) -> None:
+def test_unsupported_samplers_and_processes_are_rejected(sampler: str, process: cedd.TokenProcess, method: str) -> None:
     with pytest.raises(ValueError, match="a model that only masks"):
         sample(network, process, (2, L), method=method, sampler=sampler, constraint=sum_is_zero())

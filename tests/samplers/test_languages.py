@@ -33,7 +33,7 @@ PROCESS = cedd.absorb(V, cedd.LogLinear(eps=1e-9))  # all masks at t = 1
 
 
 def blind(x_t: Tensor, sigma: Tensor) -> Tensor:
-    """The same laws whatever the text."""
+    """The same laws for every text."""
     return LOGITS.expand(len(x_t), L, V)
 
 
@@ -73,8 +73,8 @@ def draw(network, n: int, **how) -> Tensor:
         *(("analytic", 1), ("entropy", 1)),
     ],
 )
-def test_blind_networks_give_the_product_law(sampler, steps):
-    """Then every call has the same law, whatever is revealed at once."""
+def test_text_independent_networks_give_product_law(sampler, steps):
+    """Every call has the same law, however many tokens are revealed at once."""
     texts = members(PATTERN, V, L)
     law = product_law(torch.softmax(LOGITS, -1).numpy(), (V,) * L, texts, V)
     expected = np.array([law[text] for text in texts]) / sum(law.values())
@@ -83,21 +83,21 @@ def test_blind_networks_give_the_product_law(sampler, steps):
 
 
 @pytest.mark.parametrize("halved", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_first_hitting_has_the_tilted_law(halved):
+def test_first_hitting_follows_tilted_law(halved):
     network, texts = table(halved), members(PATTERN, V, L)
     law = tilted_law(laws_of(network), L, texts, V)
     found = counted(draw(network, 1500), texts)
     assert p_value(found, np.array([law[text] for text in texts])) > ERROR_RATE
 
 
-def test_what_is_where_is_found_without_the_device():
-    """A device without data refuses to be waited for."""
+def test_span_places_are_found_without_synchronization():
+    """The meta device raises an error on synchronization."""
     x, rows, chosen = torch.zeros(2, L, device="meta").long(), torch.tensor([0, 2, 3, 5, 6]), torch.tensor([1, 3])
     places = SpanPlaces(span(PATTERN, V, 0, L), x, rows, chosen)
     assert len(places.sequences) == 2
 
 
-def test_the_tilted_law_is_not_the_law_given_the_language():
+def test_tilted_law_differs_from_law_given_language():
     network, texts = table(), members(PATTERN, V, L)
     everything = list(itertools.product(range(V), repeat=L))
     plain, tilted = (tilted_law(laws_of(network), L, which, V) for which in (everything, texts))
@@ -107,7 +107,7 @@ def test_the_tilted_law_is_not_the_law_given_the_language():
 
 
 @pytest.mark.parametrize("order", ["probability", "margin", "entropy"])
-def test_confidence_is_that_of_the_law_given_the_language(order):
+def test_confidence_uses_law_given_language(order):
     """One mask at a time, with the likeliest token: the sequence of states follows by enumeration."""
     network, texts = table(), members(PATTERN, V, L)
     seen = (V,) * L
@@ -149,14 +149,14 @@ def test_every_sequence_is_in_the_language(sampler, how):
     assert torch.equal(alone, x[7:9])
 
 
-def test_temperature_zero_in_one_call_is_the_likeliest_sequence():
+def test_temperature_zero_in_one_call_gives_most_likely_sequence():
     texts = members(PATTERN, V, L)
     law = product_law(torch.softmax(LOGITS, -1).numpy(), (V,) * L, texts, V)
     found = draw(blind, 1, sampler="analytic", steps=1, temperature=0)
     assert tuple(found[0].tolist()) == max(law, key=lambda text: law[text])
 
 
-def test_temperature_sharpens_the_laws_before_the_language():
+def test_temperature_is_applied_before_language():
     texts = members(PATTERN, V, L)
     law = product_law(torch.softmax(LOGITS / 0.5, -1).numpy(), (V,) * L, texts, V)
     found = counted(draw(blind, 600, temperature=0.5), texts)
@@ -164,7 +164,7 @@ def test_temperature_sharpens_the_laws_before_the_language():
 
 
 @pytest.mark.parametrize("sampler", ["first-hitting", "analytic"])
-def test_top_p_cuts_the_law_given_the_language(sampler):
+def test_top_p_is_applied_to_law_given_language(sampler):
     """Left to right in one call: by hand."""
     texts = members(PATTERN, V, L)
     f, top_p = torch.softmax(LOGITS, -1).numpy(), 0.6
@@ -186,8 +186,8 @@ def test_top_p_cuts_the_law_given_the_language(sampler):
         assert set(map(tuple, draw(blind, 50, top_p=top_p).tolist())) <= set(texts)
 
 
-def test_autoregressive_models_draw_what_can_still_be_continued():
-    """The next token's law, cut to the tokens that some text of the language goes on with."""
+def test_autoregressive_models_draw_only_continuable_tokens():
+    """The next-token law, restricted to tokens with which some text of the language continues."""
     texts = members(PATTERN, V, L)
     f = torch.softmax(LOGITS, -1).numpy()
     expected: dict[State, float] = {(): 1.0}
@@ -231,8 +231,8 @@ def test_spans_and_fixed_tokens():
     assert p_value(counted(x, expected), law / law.sum()) > ERROR_RATE
 
 
-def test_no_token_is_left_of_the_noise():
-    """Of a process that leaves a third of the tokens at t = 1."""
+def test_no_noise_tokens_remain():
+    """With a process that leaves a third of the tokens unmasked at t = 1."""
     process = cedd.absorb(V, cedd.LogLinear(eps=0.3))
     for sampler in ("analytic", "first-hitting"):
         how = {"sampler": sampler, "constraint": constraint(PATTERN, V, L), "steps": 2, "seeds": range(30)}
@@ -240,7 +240,7 @@ def test_no_token_is_left_of_the_noise():
         assert set(map(tuple, x.tolist())) <= set(members(PATTERN, V, L))
 
 
-def test_tokens_that_end_a_text_may_be_drawn_though_they_are_excluded():
+def test_excluded_tokens_may_be_drawn_if_they_end_a_text():
     part = span("[ac]{4}", V, 0, L, ends=(2,))
     x = draw(blind, 50, constraint=LanguageConstraint.of(L, [part]), exclude=[2])
     assert bool((x == 2).any())
@@ -266,7 +266,7 @@ def test_tokens_that_end_a_text_may_be_drawn_though_they_are_excluded():
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_drawn(made, message):
+def test_impossible_languages_are_rejected_before_sampling(made, message):
     def never(x_t, sigma):
         raise AssertionError("the network was called")
 
@@ -277,14 +277,14 @@ def test_what_cannot_be_is_refused_before_anything_is_drawn(made, message):
 
 
 @pytest.mark.parametrize("sampler", ["gibbs", "stratified"])
-def test_samplers_that_cannot_draw_jointly_say_so(sampler):
+def test_samplers_without_joint_drawing_are_rejected(sampler):
     process = cedd.absorb(V) if sampler == "gibbs" else cedd.uniform(V)
     with pytest.raises(ValueError, match="cannot write texts under a constraint"):
         sample(blind, process, (2, L), method="bayes", sampler=sampler, constraint=constraint(PATTERN, V, L))
 
 
 @pytest.mark.parametrize("places", [slice(0, 5), slice(1, 4)])
-def test_places_prepared_before_the_network_give_the_same_draws(places: slice):
+def test_preparing_places_before_network_call_gives_same_draws(places: slice):
     """Spans over all masks and over some, whether the draws are prepared before the network is called or after it."""
     process = cedd.absorb(3, cedd.LogLinear(eps=1e-9))
     network, kept = Table(process, 5, seed=5, size=0.7), constraint("(ab|c)*a?", 3, places.stop - places.start)

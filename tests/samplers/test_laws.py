@@ -1,4 +1,4 @@
-"""Every sampler draws from the law it says it does: chi-square on enumerable chains, in float64."""
+"""Every sampler draws from its stated law: chi-square tests on enumerable chains, in float64."""
 
 import itertools
 from typing import Any
@@ -57,7 +57,7 @@ def chi_square_of_step(model, process, method, rule, t, s, seed, corrector=None,
     ("process", "method", "rule", "t", "s"),
     covering(((*row, *times) for row in GRID for times in ((0.7, 0.5), (0.08, 0.0))), values=2),
 )
-def test_one_step(process, method, rule, t, s):
+def test_one_step_follows_its_law(process, method, rule, t, s):
     made = PROCESSES[process](4)
     if s == 0.0 and rule != "analytic":
         s = 0.02  # the step to clean data is the analytic one, whatever the rule
@@ -73,14 +73,14 @@ def test_one_step(process, method, rule, t, s):
         for times in ((0.7, 0.5), (0.2, 0.15))
     ),
 )
-def test_one_step_of_flow_matching(rule, corrector, t, s):
+def test_one_flow_matching_step_follows_its_law(rule, corrector, t, s):
     process = cedd.absorb(4, cedd.Polynomial(power=2.0))
     model = Table(process, 1, seed=4)
     assert chi_square_of_step(model, process, "dfm", rule, t, s, seed=6, corrector=corrector) > ERROR_RATE
 
 
 @pytest.mark.parametrize(("process", "method"), covering(itertools.product(PROCESSES, ("cedd-star", "bayes"))))
-def test_one_step_by_sharpened_beliefs(process, method):
+def test_one_step_with_sharpening_follows_its_law(process, method):
     """p(z | x) = sum_h f_h p(x|z) p(z|h) / p(x|h), with the temperature, a top-p and an excluded token at once.
 
     f is p(x_0 | x), of bayes by the likelihood of x; jumps to the excluded token are shared by the others."""
@@ -106,8 +106,8 @@ def test_one_step_by_sharpened_beliefs(process, method):
     assert combined(values) > ERROR_RATE
 
 
-def test_a_wrong_law_is_found():
-    """The grid above can fail: the same draws held against the law of a step a sixth shorter."""
+def test_wrong_law_is_detected():
+    """Shows that the tests above can fail: the same draws against the law of a step one sixth shorter."""
     process = PROCESSES["roulette"](4)
     model, x = Table(process, 1, seed=3), all_sequences(PROCESSES["roulette"](4), 1).repeat_interleave(4000, 0)
     drawn = draw_step(model, process, "bayes", "analytic", x, 0.7, 0.5, seed=5).view(5, 4000).numpy()
@@ -119,8 +119,8 @@ def test_a_wrong_law_is_found():
 
 @pytest.mark.parametrize("rule", ["remask-capped", "remask-rescaled"])
 @pytest.mark.parametrize("method", ["cedd", "bayes"])
-def test_remasking(rule, method):
-    """Steps early and late, and a whole trajectory of ten; and the share of masks is that of the process."""
+def test_remasking_follows_its_law(rule, method):
+    """Early and late steps, a trajectory of ten steps, and the mask fraction of the process."""
     process = cedd.absorb(4)
     for t, s in ((0.9, 0.6), (0.03, 0.01)):
         assert chi_square_of_step(Table(process, 1, seed=3), process, method, rule, t, s, seed=5) > ERROR_RATE
@@ -145,7 +145,7 @@ def test_remasking(rule, method):
         if r != "tau-leaping" and m in ("sedd", "cedd", "bayes")
     ),
 )
-def test_whole_trajectory(process, method, rule, kind):
+def test_whole_trajectory_follows_its_law(process, method, rule, kind):
     """From the prior through seven steps and the denoising one: against the product of the steps' kernels."""
     made = PROCESSES[process](3)
     model = kind(made, 2, seed=1)
@@ -158,12 +158,12 @@ def test_whole_trajectory(process, method, rule, kind):
     ("process", "method", "rule"),
     covering(row for row in GRID if row[1] in ("sedd", "bayes") and row[2] != "tau-leaping"),
 )
-def test_whole_trajectory_where_some_tokens_alone_may_be_drawn(process, method, rule):
-    """At the first of two positions: the chain of a network to which the others are impossible there."""
+def test_whole_trajectory_with_allowed_tokens_follows_its_law(process, method, rule):
+    """At the first of two positions: the chain of a network that gives the other tokens probability 0 there."""
     made, possible = PROCESSES[process](3), torch.tensor([True, False, True])
     model, told = HalvedTable(made, 2, seed=1), Table(made, 2, seed=1)
     told.level[:, 0] = told.level[:, 0].where(possible, -torch.inf)
-    # Ratios that are tamed near t = 0 leave some noise there, which is not of this chain.
+    # Ratios are limited near t = 0, which leaves some noise that is not part of this chain.
     ends = {"final_denoise": True, "grid": time_grid(made, 7, end=0.05, final_denoise=False)}
     free, generator = torch.zeros(2, dtype=torch.int64), torch.Generator().manual_seed(11)
     held = Fixed(free, free.bool(), AllowedTokens(torch.tensor([True, False]), possible))
@@ -176,7 +176,7 @@ def test_whole_trajectory_where_some_tokens_alone_may_be_drawn(process, method, 
     ("kind", "rule", "corrector"),
     covering(itertools.product((Table, HalvedTable), ("analytic", "euler"), (None, Corrector(2.0)))),
 )
-def test_whole_trajectory_of_flow_matching(rule, corrector, kind):
+def test_whole_flow_matching_trajectory_follows_its_law(rule, corrector, kind):
     process = cedd.absorb(3, cedd.Polynomial(power=2.0))
     model = kind(process, 2, seed=2)
     generator = torch.Generator().manual_seed(12)
@@ -203,8 +203,8 @@ def test_dense_and_jump_first_agree(process, monkeypatch):
 
 
 @pytest.mark.parametrize(("process", "method"), covering(itertools.product(PROCESSES, METHODS)))
-def test_many_steps_reach_the_continuous_process(process, method):
-    """The law of the analytic sampler (no draws: kernels only) comes to that of the learned reverse process.
+def test_many_steps_approach_continuous_process(process, method):
+    """The law of the analytic sampler (kernels only, no draws) converges to that of the learned reverse process.
 
     Between t = 0.9 and 0.1, where an arbitrary network's rates are bounded.
     """
@@ -230,7 +230,7 @@ def default_times(model, process, method, steps):
 
 
 @pytest.mark.parametrize("p_u", [0.1, 0.99])
-def test_a_perfect_network_on_hybrid_draws_the_data(p_u):
+def test_perfect_network_on_hybrid_reproduces_data(p_u):
     """Total variation from the data over 32 steps: 0.01 at most, where equal steps in time, down to t = 1e-5, are an
     order of magnitude off at p_u = 0.99 (noise rises like the root of t)."""
     process = cedd.hybrid(3, p_u=p_u)
@@ -243,7 +243,7 @@ def test_a_perfect_network_on_hybrid_draws_the_data(p_u):
 
 
 @pytest.mark.parametrize("copies", [0.0, 4.0], ids=["rough", "copying"])
-def test_the_default_grid_of_flow_matching_is_near_the_process_of_its_bound(copies):
+def test_default_flow_matching_grid_is_close_to_process_of_bound(copies):
     """Total variation over 64 steps; equal steps in time are three times as far or more. A network that mostly copies
     what it sees redraws few tokens, and still needs steps near t = 0."""
     process = cedd.absorb(3)
@@ -267,7 +267,7 @@ def test_the_default_grid_of_flow_matching_is_near_the_process_of_its_bound(copi
     ("schedule", "kind"),
     covering(itertools.product((cedd.LogLinear(), cedd.Cosine(), cedd.Geometric(0.5, 8.0)), (Table, HalvedTable))),
 )
-def test_first_hitting_is_the_continuous_process(kind, schedule):
+def test_first_hitting_matches_continuous_process(kind, schedule):
     """Compared with the integral over reveal times: there is no discretization error to detect.
 
     With sigma(0) > 0 the masks that are left at 0+ are drawn at once, as in the process of the bound."""
@@ -283,8 +283,8 @@ def test_first_hitting_is_the_continuous_process(kind, schedule):
     assert p_value(observed, exact) > ERROR_RATE
 
 
-def test_one_euler_step_is_not_the_continuous_process():
-    """The test above can fail: a coarse sampler on the same chain is far from the integral."""
+def test_single_step_differs_from_continuous_process():
+    """Shows that the test above can fail: a coarse sampler on the same chain is far from the integral."""
     process = cedd.absorb(3)
     model = Table(process, 2, seed=5)
     exact = reveal_law(model, process)
@@ -294,7 +294,7 @@ def test_one_euler_step_is_not_the_continuous_process():
     assert p_value(observed, exact) < ERROR_RATE
 
 
-def test_first_hitting_from_later_masks():
+def test_first_hitting_from_partially_masked_start():
     """From t_start < 1 with some tokens known: the masked one follows f of what is there."""
     process = cedd.absorb(3)
     model = HalvedTable(process, 2, seed=5)
@@ -312,7 +312,7 @@ def test_first_hitting_from_later_masks():
 # ---- autoregressive -------------------------------------------------------------------------------------------------
 
 
-def test_autoregressive_is_the_product_of_its_conditionals():
+def test_autoregressive_samples_follow_product_of_conditionals():
     process = cedd.absorb(3)
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randn(3, generator=generator).double(), torch.randn(3, 3, generator=generator).double()
@@ -327,8 +327,8 @@ def test_autoregressive_is_the_product_of_its_conditionals():
     assert p_value(np.bincount((drawn[:, 0] * 3 + drawn[:, 1]).numpy(), minlength=9), law) > ERROR_RATE
 
 
-def test_the_bound_of_flow_matching_is_of_what_is_drawn():
-    """A network that knows nothing any more below sigma = 2e-5, where neither the bound nor the sampler asks it."""
+def test_flow_matching_bound_matches_samples():
+    """The network is uninformative below sigma = 2e-5, where neither the bound nor the sampler calls it."""
     process, p0 = cedd.absorb(3), torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
 
     def model(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -344,8 +344,8 @@ def test_the_bound_of_flow_matching_is_of_what_is_drawn():
     assert cross_entropy < bound + 0.01
 
 
-def test_scaled_scores_stop_where_their_bound_does():
-    """And end with the step that it pays for, which `test_one_step` holds against its law."""
+def test_scaled_scores_stop_where_bound_stops():
+    """The last step is the one that the bound includes, which `test_one_step_follows_its_law` compares with its law."""
     process, method = cedd.uniform(3), cedd.METHODS["sedds"].with_stop(0.05)
     times: list[float] = []
     sample(Table(process, 1, seed=1), process, (1, 1), method=method, steps=4, callback=lambda k, t, x: times.append(t))

@@ -1,4 +1,4 @@
-"""Samplers whose steps are more than a rule draw from their laws: all paths enumerated, with what is remembered."""
+"""Samplers with stateful steps draw from their laws: all paths are enumerated, including the state."""
 
 import itertools
 from collections import defaultdict
@@ -17,7 +17,7 @@ TIMES = (0.95, 0.6, 0.4, 0.1)
 
 
 def drawn(model, process, method, sampler, x, times, seed=1, **options):
-    """x [N, L] taken through these times."""
+    """x [N, L] sampled through these times."""
     grid, generator = torch.tensor(times, dtype=torch.float64), torch.Generator().manual_seed(seed)
     arguments: Any = dict(grid=grid, final_denoise=False, x_start=x, generator=generator, **options)
     return sample(model, process, tuple(x.shape), method=method, sampler=sampler, **arguments)
@@ -30,7 +30,7 @@ def beliefs(model, process, x, t) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tokens", [1.0, 3.0])
-def test_remasking_by_confidence(tokens):
+def test_remasking_by_confidence_follows_its_law(tokens):
     """Every path of two positions, with the probability that each token was drawn with."""
     process = cedd.absorb(2)
     model, mask = Table(process, 2, seed=7), 2
@@ -65,7 +65,7 @@ def test_remasking_by_confidence(tokens):
     assert p_value(analytic, expected) < ERROR_RATE, "the test can fail"
 
 
-def test_the_share_of_masks_is_that_of_the_process():
+def test_mask_fraction_follows_process():
     process = cedd.absorb(50)
     model = lambda x, sigma: torch.randn(*x.shape, 50, generator=torch.Generator().manual_seed(int(x.sum())))  # noqa: E731
     shares = list[float]()
@@ -86,7 +86,7 @@ def test_the_share_of_masks_is_that_of_the_process():
 
 
 def redrawing_kernel(process, believed, t) -> np.ndarray:
-    """[n^L, n^L]: one of L positions, each as likely, is redrawn; believed(x, i) is what is known of it, [V]."""
+    """[n^L, n^L]: one of L equally likely positions is redrawn; believed(x, i) is its predicted law, [V]."""
     sequences = all_sequences(process, 2).tolist()
     size = process.num_states
     kernel = np.zeros((size**2, size**2))
@@ -101,7 +101,7 @@ def redrawing_kernel(process, believed, t) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_redrawing_keeps_the_distribution_of_a_perfect_network(name):
+def test_redrawing_preserves_distribution_of_perfect_network(name):
     process, t = PROCESSES[name](3), 0.4
     p0 = torch.rand(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
     p0 /= p0.sum()
@@ -119,7 +119,7 @@ def test_redrawing_keeps_the_distribution_of_a_perfect_network(name):
 
 
 @pytest.mark.parametrize(("name", "method"), [("roulette", "bayes"), ("uniform", "bayes"), ("absorb", "cedd")])
-def test_gibbs(name, method):
+def test_gibbs_follows_its_law(name, method):
     """An analytic step, and then one position redrawn."""
     process, t, s = PROCESSES[name](2), 0.7, 0.4
     model = Table(process, 2, seed=5)
@@ -138,8 +138,8 @@ def test_gibbs(name, method):
 
 
 @pytest.mark.parametrize("sweeps", [False, True])
-def test_gibbs_leaves_as_many_masks_where_tokens_are_excluded(sweeps):
-    """By its step, and by what it redraws: the other tokens share the chances of those, masks are no likelier."""
+def test_gibbs_keeps_mask_fraction_with_excluded_tokens(sweeps):
+    """In its step and in its redraws: the other tokens take the excluded probability, masks become no likelier."""
     process, t, s = PROCESSES["hybrid"](3), 0.7, 0.4
     sampler = Gibbs(share=1.0) if sweeps else Gibbs(start=0.0)
     x = drawn(Table(process, 1, seed=5), process, "bayes", sampler, torch.full((40_000, 1), 3), (t, s), exclude=[0, 1])
@@ -158,7 +158,7 @@ def test_gibbs_runs_at_chosen_times_and_sweeps():
 # ---- Stratified ---------------------------------------------------------------------------------------------------
 
 
-def test_stratified():
+def test_stratified_follows_its_law():
     """Every path of one position, for 4,000 phases."""
     process, phases = cedd.uniform(3), (np.arange(4000) + 0.5) / 4000
     model, x = Table(process, 1, seed=2), torch.arange(3)[:, None]
@@ -195,7 +195,7 @@ FITTING = [("remask-confidence", "absorb", "cedd"), ("gibbs", "hybrid", "bayes")
 
 
 @pytest.mark.parametrize(("sampler", "process", "method"), FITTING)
-def test_a_text_depends_on_its_seed_alone_and_ends_clean(sampler, process, method):
+def test_text_depends_only_on_its_seed_and_ends_clean(sampler, process, method):
     made = PROCESSES[process](4)
     model, seeds = Table(made, 3, seed=3), [5, 6, 7, 8]
     held = cedd.Fixed(torch.tensor([2, 0, 0]), torch.tensor([True, False, False]))
@@ -223,18 +223,18 @@ def test_a_text_depends_on_its_seed_alone_and_ends_clean(sampler, process, metho
         ("remask-rescaled", "absorb", "sedds", "needs probabilities"),
     ],
 )
-def test_refused_where_it_makes_no_sense(sampler, process, method, why):
+def test_unsupported_combinations_are_rejected(sampler, process, method, why):
     with pytest.raises(ValueError, match=why):
         get_sampler(sampler, cedd.get_method(method)).check(cedd.get_method(method), PROCESSES[process](4))
 
 
-def test_what_is_drawn_token_by_token_takes_any_sampler():
-    """The process of an autoregressive run says nothing."""
+def test_autoregressive_models_accept_any_sampler():
+    """The process of an autoregressive run is irrelevant."""
     for sampler, process in itertools.product(SAMPLERS, PROCESSES.values()):
         get_sampler(sampler, cedd.get_method("ar")).check(cedd.get_method("ar"), process(4))
 
 
-def test_strengths_are_checked():
+def test_sampler_parameters_are_validated():
     for wrong in (lambda: RemaskByConfidence(-1), lambda: Gibbs(share=0), lambda: Gibbs(sweeps=0)):
         with pytest.raises(ValueError, match=r"must not be negative|needs a share"):
             wrong()

@@ -1,4 +1,4 @@
-"""Particles by enumeration: weights times the estimated normalizer are unbiased for every text, for any number."""
+"""Particles by enumeration: weights times the estimated normalizer are unbiased for every text and particle count."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ PATTERN = "(ab|c)*a?"
 PROCESS = cedd.absorb(V, cedd.LogLinear(eps=1e-9))
 TEXTS = members(PATTERN, V, L)
 FALSE_ALARM = 5.5
-"""Standard errors: 4e-8 for each of some 60 comparisons."""
+"""In standard errors: a false-alarm rate of 4e-8 for each of about 60 comparisons."""
 
 
 def table() -> Table:
@@ -31,7 +31,7 @@ def table() -> Table:
 
 
 def base_law(steps: int) -> dict[tuple[int, ...], float]:
-    """p(x): in each step as many masks as it takes, any set of them with equal chances, each by its own law."""
+    """p(x): each step reveals the required number of masks, every set equally likely, each by its own law."""
     network, reached = table(), {(V,) * L: 1.0}
     for left in range(steps, 0, -1):
         following: dict[tuple[int, ...], float] = {}
@@ -92,7 +92,7 @@ def test_weights_are_unbiased_for_every_text(count, steps, strength, language, r
 
 
 @pytest.mark.slow
-def test_more_particles_come_closer_to_the_law_given_the_language():
+def test_more_particles_approach_law_given_language():
     """The distance to p(x | language) of one particle, whose law is the tilted one, and of 16 by their weights."""
     law, network = base_law(L), table()
     target = np.array([law[text] for text in TEXTS])
@@ -107,14 +107,14 @@ def test_more_particles_come_closer_to_the_law_given_the_language():
     assert near < 0.12 < 0.3 < far
 
 
-def test_texts_depend_on_their_seeds_alone():
+def test_texts_depend_only_on_their_seeds():
     how = {"method": "cedd", "constraint": constraint(PATTERN, V, L), "sampler": Particles(4, reward=reward)}
     together = sample(table(), PROCESS, (6, L), seeds=range(6), **how)
     alone = sample(table(), PROCESS, (2, L), seeds=[3, 4], **how)
     assert torch.equal(together[3:5], alone)
 
 
-def test_what_is_fixed_stays():
+def test_fixed_tokens_stay():
     held = Fixed(torch.tensor([[2, 0, 0], [0, 0, 0]]), torch.tensor([[True, False, False]] * 2))
     for how in (held, constraint(PATTERN, V, L).holding(held)):
         sampler = Particles(3, reward=reward)
@@ -122,7 +122,7 @@ def test_what_is_fixed_stays():
         assert x[:, 0].tolist() == [2, 0]
 
 
-def test_systematic_resampling_has_the_right_mean_and_is_within_one():
+def test_systematic_resampling_is_unbiased_and_within_one():
     shares = torch.tensor([0.5, 0.05, 0.27, 0.18], dtype=torch.float64)
     grid = (np.arange(2000) + 0.5) / 2000
     counts = np.array([torch.bincount(systematic(shares, u), minlength=4).numpy() for u in grid])
@@ -131,9 +131,9 @@ def test_systematic_resampling_has_the_right_mean_and_is_within_one():
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5])
-def test_particles_that_can_no_longer_satisfy_the_constraint_are_replaced(strength):
+def test_particles_violating_constraint_are_replaced(strength):
     def network(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """Uniform; after an a, no other is possible."""
+        """Uniform; after an a, no further a is possible."""
         outputs = torch.zeros(*x.shape, V)
         outputs[(x == 0).any(1), :, 0] = -math.inf
         return outputs
@@ -149,7 +149,7 @@ def test_particles_that_can_no_longer_satisfy_the_constraint_are_replaced(streng
     assert abs(normalizers.mean() - math.exp(strength * L) / V**L) < FALSE_ALARM * error
 
 
-def test_rewards_far_beyond_what_exp_can_hold():
+def test_rewards_beyond_exp_range_stay_finite():
     found = run(8, 3, reward=lambda x: 1e4 * (x == 2).sum(1), strength=2.0)
     for one in found:
         assert math.isfinite(one.log_normalizer)
@@ -172,12 +172,12 @@ def test_rewards_far_beyond_what_exp_can_hold():
         (lambda: run(2, 1, sample={"constraint": lambda x: x}), "only supports Fixed constraints"),
     ],
 )
-def test_refused_with_one_line(make, message):
+def test_invalid_options_give_one_line_errors(make, message):
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
 
 
-def test_refused_for_processes_that_shuffle():
+def test_particles_are_rejected_for_shuffling_processes():
     with pytest.raises(ValueError, match="particles need a model that only masks"):
         sample(table(), cedd.roulette(V), (1, L), method="cedd", sampler=Particles(2))

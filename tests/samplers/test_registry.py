@@ -1,4 +1,4 @@
-"""The table of samplers, samplers of the user's own, and the options that all ways to sample share."""
+"""The sampler registry, custom samplers, and the options shared by all ways to sample."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Constant(Sampler):
         return torch.full(run.shape, 3)
 
 
-def test_a_sampler_of_your_own_is_used_by_its_name_and_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_sampler_is_used_by_name_and_as_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLERS, "constant", Constant())
     for sampler in ("constant", Constant()):
         drawn = cedd.sample(model, cedd.uniform(V), (2, 4), method="bayes", sampler=sampler)
@@ -39,14 +39,14 @@ def test_a_sampler_of_your_own_is_used_by_its_name_and_as_it_is(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("sampler", [REMASKING, AboveThreshold()])
-def test_a_sampler_is_the_same_by_its_name_in_a_package(sampler: Any) -> None:
+def test_sampler_by_import_path_matches_object(sampler: Any) -> None:
     name = {"remasking": "REMASKING", "above-threshold": "AboveThreshold"}[sampler.name]
     how: dict[str, Any] = {"method": "cedd", "steps": 4, "seeds": [1, 2]}
     named = cedd.sample(model, cedd.absorb(V), (2, 8), sampler=f"docs.examples.my_samplers:{name}", **how)
     assert torch.equal(named, cedd.sample(model, cedd.absorb(V), (2, 8), sampler=sampler, **how))
 
 
-def test_the_command_line_takes_a_sampler_of_a_package(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_accepts_sampler_import_path(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     save_random(tmp_path / "run", "absorb", "cedd")
     words = ["sample", str(tmp_path / "run"), "--length", "6", "--seed", "1", "--json", "--device", "cpu"]
     assert main([*words, "--sampler", "docs.examples.my_samplers:AboveThreshold"]) == 0
@@ -63,12 +63,12 @@ def test_the_command_line_takes_a_sampler_of_a_package(tmp_path: Any, capsys: py
         (":torch", "write package:NAME"),
     ],
 )
-def test_a_name_that_stands_for_no_sampler_is_refused(name: str, message: str) -> None:
+def test_invalid_sampler_names_are_rejected(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get_sampler(name, cedd.METHODS["cedd"]).check(cedd.METHODS["cedd"], cedd.absorb(V))
 
 
-def test_every_sampler_is_called_what_its_name_in_the_table_is() -> None:
+def test_sampler_names_match_registry_keys() -> None:
     for name, sampler in SAMPLERS.items():
         assert sampler.name == name
     assert get_sampler("euler", cedd.METHODS["ar"]).name == "next-token"
@@ -76,7 +76,7 @@ def test_every_sampler_is_called_what_its_name_in_the_table_is() -> None:
         get_sampler("next-token", cedd.METHODS["cedd"]).check(cedd.METHODS["cedd"], cedd.absorb(V))
 
 
-def test_options_are_the_same_as_an_object_and_by_name() -> None:
+def test_options_object_matches_keyword_arguments() -> None:
     how: dict[str, Any] = {"sampler": "euler", "steps": 3, "temperature": 0.7, "seeds": [3, 4], "exclude": (1,)}
     process = cedd.roulette(V)
     given = cedd.sample(model, process, (2, 6), method="bayes", options=SamplingOptions(**how))
@@ -85,12 +85,12 @@ def test_options_are_the_same_as_an_object_and_by_name() -> None:
     assert torch.equal(given, cedd.sample(model, process, (2, 6), method="bayes", options=changed, **how))
 
 
-def test_the_settings_by_name_are_the_fields_of_the_options() -> None:
+def test_sampling_settings_match_option_fields() -> None:
     hints = get_type_hints(SamplingOptions)
     assert {one.name: hints[one.name] for one in fields(SamplingOptions)} == get_type_hints(SamplingSettings)
 
 
-def test_a_seed_gives_every_sequence_its_own() -> None:
+def test_seed_gives_every_sequence_its_own_seed() -> None:
     drawn = cedd.sample(model, cedd.absorb(V), (3, 4), method="cedd", steps=4, seed=7)
     seeds = cedd.samplers.text_seeds(7, 3)
     assert torch.equal(drawn, cedd.sample(model, cedd.absorb(V), (3, 4), method="cedd", steps=4, seeds=seeds))

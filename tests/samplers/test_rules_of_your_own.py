@@ -1,4 +1,4 @@
-"""A step rule that is not in the table: handed to `sample` itself, for networks that give probabilities."""
+"""Custom step rules passed to `sample`, for networks that give probabilities."""
 
 from dataclasses import replace
 
@@ -32,13 +32,13 @@ REVERSING = {name: rule for name, rule in RULES.items() if rule.only_reverses}
 
 
 def model(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """Some belief, other at every token and time."""
+    """Arbitrary predictions that depend on token and time."""
     preferences = torch.tensor([1.0, 0.5, -0.5, 0.0])
     return preferences + 0.3 * x_t[..., None] + sigma[:, None, None] * torch.arange(V)
 
 
 def remask_leap(score: AffineScore, earlier: Noise) -> Leap:
-    """A fifth of the tokens are masked again, and as many masks more revealed."""
+    """A fifth of the tokens are masked again, and correspondingly more masks are revealed."""
     noise, masked = score.noise, score.masked
     remask = torch.full_like(noise.t, 0.2).minimum(earlier.a / noise.alive)
     stay = torch.where(masked, (earlier.a - noise.alive * remask) / noise.a, 1 - remask)
@@ -50,7 +50,7 @@ REMASK = StepRule.from_leap("remask", remask_leap, jump_first=True)
 
 
 @pytest.mark.parametrize("name", list(REVERSING))
-def test_a_rule_of_the_table_handed_over_is_the_one_with_its_name(name: str):
+def test_rule_object_matches_its_name(name: str):
     def draw(sampler: str | StepRule) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
         process = cedd.roulette(V)
@@ -59,7 +59,7 @@ def test_a_rule_of_the_table_handed_over_is_the_one_with_its_name(name: str):
     assert torch.equal(draw(name), draw(RULES[name]))
 
 
-def test_the_law_of_a_leap_is_a_law():
+def test_law_from_leap_is_correct():
     process = cedd.absorb(V)
     noise, earlier = process.noise(0.6), process.noise(0.5)
     x_t = torch.tensor([V, 0, 3])
@@ -72,7 +72,7 @@ def test_the_law_of_a_leap_is_a_law():
     torch.testing.assert_close(law[0, V], (earlier.a - noise.alive * 0.2) / noise.a)
 
 
-def test_masking_again_keeps_the_share_of_masks():
+def test_remasking_keeps_mask_fraction():
     """After every step a(s) of the positions are masks: 4000 of them, five standard errors (false alarms of 6e-7)."""
     process, seen = cedd.absorb(V), {}
 
@@ -94,7 +94,7 @@ def test_masking_again_keeps_the_share_of_masks():
         assert abs(share - expected) <= 5 * (expected * (1 - expected) / 4000) ** 0.5 + 1e-12, t
 
 
-def test_what_it_cannot_do_is_refused():
+def test_unsupported_uses_of_custom_rule_are_rejected():
     with pytest.raises(ValueError, match="'remask' needs probabilities"):
         cedd.sample(model, cedd.absorb(V), (2, 4), method="sedd", sampler=REMASK, steps=4)
     with pytest.raises(ValueError, match="corrector belongs to flow matching's own rules"):
@@ -105,8 +105,8 @@ def test_what_it_cannot_do_is_refused():
 
 @pytest.mark.parametrize("jump_first", [True, False])
 @pytest.mark.parametrize(("method", "steps"), [("cedd", 4), ("bayes", 7)])
-def test_a_rule_with_a_probability_above_one_is_refused(jump_first: bool, method: str, steps: int):
-    """A token is masked again with probability 8 h, which is one too many for fewer than 8 steps."""
+def test_rule_with_probability_above_one_is_rejected(jump_first: bool, method: str, steps: int):
+    """A token is masked again with probability 8 h, which exceeds one for fewer than 8 steps."""
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
         remask = torch.where(score.masked, 0.0, 8 * (score.noise.t - earlier.t))
@@ -120,7 +120,7 @@ def test_a_rule_with_a_probability_above_one_is_refused(jump_first: bool, method
     cedd.sample(model, cedd.absorb(V), (2, 4), method=method, sampler=rule, steps=8)
 
 
-def test_the_command_line_takes_what_the_tables_hold():
+def test_command_line_accepts_all_registered_names():
     for sampler in SAMPLERS:
         check_names(SamplingOptions(sampler=sampler))
     for grid in GRIDS:
@@ -129,18 +129,18 @@ def test_the_command_line_takes_what_the_tables_hold():
         check_names(SamplingOptions(grid="jump"))
 
 
-# ---- rules that jump-first cannot know -----------------------------------------------------------------------------
+# ---- rules unsupported by jump-first -------------------------------------------------------------------------------
 
 
-def remask_the_p_maskful(score: AffineScore, earlier: Noise) -> Leap:
-    """The less the network believes a token, the sooner it is masked again."""
+def remask_improbable(score: AffineScore, earlier: Noise) -> Leap:
+    """The less probable a token, the more likely it is masked again."""
     p_mask = torch.where(score.masked, 0.0, 0.3 * -torch.expm1(score.log_prob_x))
     stay = torch.where(score.masked, earlier.a / score.noise.a, 1 - p_mask)
     nothing = torch.zeros_like(stay)
     return Leap(stay, p_mask, nothing, torch.ones_like(stay))
 
 
-def change_the_undecided(score: AffineScore, earlier: Noise) -> Leap:
+def redraw_uncertain(score: AffineScore, earlier: Noise) -> Leap:
     """Tokens are redrawn where f_x is near a half: `stay` falls and rises."""
     f = torch.exp(score.log_prob_x)
     stay = torch.where(score.masked, earlier.a / score.noise.a, 1 - 0.8 * f * (1 - f))
@@ -155,17 +155,17 @@ def reveal_evenly(score: AffineScore, earlier: Noise) -> Leap:
     return Leap(stay, torch.zeros_like(stay), 0.2 * masked, masked)
 
 
-def reveal_the_likely(score: AffineScore, earlier: Noise) -> Leap:
-    """A mask becomes a token of more than 0.6, and stays where there is none."""
+def reveal_likely(score: AffineScore, earlier: Noise) -> Leap:
+    """A mask becomes a token of probability above 0.6, and stays if there is none."""
     stay = torch.where(score.masked, earlier.a / score.noise.a, 1.0)
     masked = score.masked.double()
     return Leap(stay, torch.zeros_like(stay), -0.6 * masked, masked)
 
 
-@pytest.mark.parametrize("leap", [remask_the_p_maskful, change_the_undecided, reveal_evenly, reveal_the_likely])
+@pytest.mark.parametrize("leap", [remask_improbable, redraw_uncertain, reveal_evenly, reveal_likely])
 @pytest.mark.parametrize("jump_first", [False, True])
-def test_a_rule_is_drawn_from_its_law(leap, jump_first: bool):
-    """One step from t = .5 to .4 of 4000 copies of each state; declared as what only `reveal_evenly` is."""
+def test_samples_follow_law_of_rule(leap, jump_first: bool):
+    """One step from t = .5 to .4 of 4000 copies of each state; only `reveal_evenly` may be declared jump_first."""
     if jump_first and leap is not reveal_evenly:
         with pytest.raises(ValueError, match="jump_first is false"):
             check_rule(StepRule.from_leap("wrong", leap, jump_first=True), cedd.absorb(V))
@@ -187,7 +187,7 @@ def test_a_rule_is_drawn_from_its_law(leap, jump_first: bool):
 
 
 @pytest.mark.parametrize("process", [cedd.absorb(V), cedd.uniform(V), cedd.roulette(V, p_m=0.6)])
-def test_the_rules_of_the_tables_are_what_they_declare(process: cedd.TokenProcess):
+def test_registered_rules_match_their_declarations(process: cedd.TokenProcess):
     for rule in REVERSING.values():
         assert rule.jump_first
         for method in ("cedd", "bayes", "sedd"):
@@ -200,7 +200,7 @@ def test_the_rules_of_the_tables_are_what_they_declare(process: cedd.TokenProces
 
 
 @pytest.mark.parametrize("name", ["remask-capped", "remask-rescaled"])
-def test_remasking_is_for_absorb(name: str):
+def test_remasking_needs_absorb(name: str):
     for process, message in ((cedd.uniform(V), "has no masks"), (cedd.roulette(V), "only masks")):
         with pytest.raises(ValueError, match=message):
             cedd.sample(model, process, (2, 4), method="bayes", sampler=name, steps=4)
@@ -210,7 +210,7 @@ def test_remasking_is_for_absorb(name: str):
         remask_capped(2)
 
 
-def test_declarations_that_are_false_are_found():
+def test_false_declarations_are_detected():
     process = cedd.absorb(V)
     with pytest.raises(ValueError, match=r"'remask'.*only_reverses is false"):
         check_rule(replace(REMASK, only_reverses=True), process)

@@ -1,4 +1,4 @@
-"""What samplers promise besides their law: constraints, cost, reproducibility, tails, grids, and clear refusals."""
+"""Sampler guarantees besides their law: constraints, cost, reproducibility, tails, grids, and clear errors."""
 
 import itertools
 
@@ -61,8 +61,8 @@ def test_fixed_positions_hold_at_every_step(combination, where, tokens, halved, 
     ("process", "method", "sampler", "temperature"),
     covering((*combination, temperature) for combination in COMBINATIONS for temperature in (1.0, 0.7)),
 )
-def test_excluded_tokens_are_at_no_step(process, method, sampler, temperature):
-    """Neither in the noise nor in what is made of it; what is fixed may hold them."""
+def test_excluded_tokens_never_appear(process, method, sampler, temperature):
+    """Neither in the noise nor in the samples; fixed tokens may include them."""
     made = PROCESSES[process](4)
     fixed = Fixed(torch.tensor([1, 0, 0]), torch.tensor([True, False, False]))
     seen = []
@@ -76,7 +76,7 @@ def test_excluded_tokens_are_at_no_step(process, method, sampler, temperature):
     assert {0, 2} <= set(drawn[-1].unique().tolist())
 
 
-def test_what_is_left_shares_the_probability_of_what_is_excluded():
+def test_probability_of_excluded_tokens_is_redistributed():
     process = cedd.absorb(5)
     model = HalvedTable(process, 1, seed=3)
     drawn = sample(
@@ -94,8 +94,8 @@ def test_what_is_left_shares_the_probability_of_what_is_excluded():
 
 
 @pytest.mark.parametrize("sampler", ["analytic", "tau-leaping"])
-def test_a_mask_is_revealed_as_often_where_tokens_are_excluded(sampler):
-    """By a network that gives ratios too: by the true ones it draws what one that gives probabilities does."""
+def test_exclusion_does_not_change_reveal_rate(sampler):
+    """A network with the true ratios draws the same as one with the true probabilities."""
     process, p0 = cedd.absorb(3), torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
 
     def ratios(x, sigma):
@@ -115,8 +115,8 @@ def test_a_mask_is_revealed_as_often_where_tokens_are_excluded(sampler):
 
 
 @pytest.mark.parametrize("process", ["roulette", "eroulette", "hybrid"])
-def test_no_mask_is_left_where_what_is_likeliest_is_excluded(process):
-    """A ratio that is not to count hides none of the others."""
+def test_no_masks_remain_if_most_likely_token_is_excluded(process):
+    """The ratio of an excluded token does not swamp the others."""
     made, said = PROCESSES[process](3), torch.tensor([0.0, 16.0, 0.5], dtype=torch.float64)
     options = {"method": "sedd", "exclude": [1], "steps": 4, "generator": seeded()}
     drawn = sample(lambda x, sigma: said.expand(*x.shape, 3), made, (2000, 1), **options)
@@ -141,8 +141,8 @@ REVEALED = [
         for temperature, network in ((1.0, HalvedTable), (0.7, Table), (0.0, HalvedTable))
     ),
 )
-def test_some_tokens_alone_are_drawn_where_no_others_may_be(process, method, sampler, temperature, network):
-    """By every sampler; and texts of the batch in which nothing is barred are what they are without."""
+def test_only_allowed_tokens_are_drawn(process, method, sampler, temperature, network):
+    """With every sampler; unrestricted texts of the same batch are unchanged."""
     made, given = PROCESSES[process](4), torch.tensor([[True, False, False]]).expand(200, -1)
     where = torch.tensor([[False, True, False]]).expand(200, -1) & (torch.arange(200) % 2 == 0)[:, None]
     limited, free = (
@@ -159,10 +159,10 @@ def test_some_tokens_alone_are_drawn_where_no_others_may_be(process, method, sam
 
 
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_law_where_some_tokens_alone_may_be_drawn(deterministic):
-    """Of two masks, by enumeration: either is revealed first, and where tokens are barred the others share their
-    probability, given what is known by then."""
-    process, n = cedd.absorb(4), 800 if deterministic else 8000  # one by one it takes its time
+def test_allowed_tokens_follow_renormalized_law(deterministic):
+    """Two masks, by enumeration: either is revealed first, and the allowed tokens share the probability of the others,
+    given what has been revealed."""
+    process, n = cedd.absorb(4), 800 if deterministic else 8000  # slower one by one
     model, mask, possible = HalvedTable(process, 2, seed=3), 4, torch.tensor([False, True, False, True])
     model.sway.zero_()  # the same at all times
 
@@ -185,7 +185,7 @@ def test_the_law_where_some_tokens_alone_may_be_drawn(deterministic):
 
 
 @pytest.mark.parametrize("where", [[True], [True, False]])
-def test_what_alone_may_be_drawn_leaves_something_to_draw(where):
+def test_empty_or_misshapen_allowed_tokens_are_rejected(where):
     process, held = cedd.absorb(4), (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
     only = only_at(where, [] if len(where) == 2 else [1], 4)
     with pytest.raises(ValueError, match="must leave one of the 4 tokens, and be of this shape"):
@@ -193,7 +193,7 @@ def test_what_alone_may_be_drawn_leaves_something_to_draw(where):
 
 
 @pytest.mark.parametrize("grid", ["uniform", "jumps"])
-def test_steps_without_end_are_refused_before_they_are_made(grid):
+def test_huge_step_counts_are_rejected_up_front(grid):
     process = cedd.absorb(4)
     assert len(time_grid(process, 1_000_000, "uniform")) == 1_000_002
     with pytest.raises(ValueError, match=r"steps must be at most 1,000,000 \(got 10,000,000,000,000"):
@@ -201,21 +201,21 @@ def test_steps_without_end_are_refused_before_they_are_made(grid):
 
 
 @pytest.mark.parametrize("exclude", [[4], [-1], [0, 1, 2, 3]])
-def test_an_exclusion_leaves_something_to_draw(exclude):
+def test_invalid_or_complete_exclusions_are_rejected(exclude):
     process = cedd.absorb(4)
     with pytest.raises(ValueError, match=r"must be in 0\.\.3 and leave one to draw"):
         sample(Table(process, 2), process, (1, 2), method="cedd", exclude=exclude)
 
 
 @pytest.mark.parametrize("exclude", ["e", ["e"], [1.5]])
-def test_an_exclusion_is_of_token_ids(exclude):
+def test_exclusions_must_be_token_ids(exclude):
     process = cedd.absorb(4)
     with pytest.raises(ValueError, match="exclude takes token ids"):
         sample(Table(process, 2), process, (1, 2), method="cedd", exclude=exclude)
 
 
 @pytest.mark.parametrize("process", [cedd.absorb(4), cedd.uniform(4)])
-def test_an_exclusion_leaves_something_of_what_alone_may_be_drawn(process):
+def test_excluding_all_allowed_tokens_is_rejected(process):
     held = Fixed(torch.zeros(2, dtype=torch.int64), torch.tensor([False, False]), only_at([True, False], [1, 3], 4))
     with pytest.raises(ValueError, match=r"at some positions, all allowed tokens are excluded: \(1, 2, 3\)"):
         sample(Table(process, 2), process, (1, 2), method="cedd", constraint=held, exclude=[3, 2, 1])
@@ -224,7 +224,7 @@ def test_an_exclusion_leaves_something_of_what_alone_may_be_drawn(process):
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-def test_any_callable_is_a_constraint(process):
+def test_any_callable_may_be_a_constraint(process):
     """A function that may mask and unmask: applied to the start and after every step, whatever it does."""
     made = PROCESSES[process](4)
     model, calls = HalvedTable(made, 3, seed=2), []
@@ -244,8 +244,8 @@ def test_any_callable_is_a_constraint(process):
     assert x.max() < 4
 
 
-def test_a_constraint_that_masks_again_is_followed():
-    """The host's book of masks is put right when an unknown constraint changes them."""
+def test_constraint_that_remasks_is_respected():
+    """The host's record of masks is updated when a custom constraint changes them."""
     process = cedd.absorb(4)
     model = HalvedTable(process, 2, seed=2)
     masks = []
@@ -261,7 +261,7 @@ def test_a_constraint_that_masks_again_is_followed():
     assert model.rows > 2000
 
 
-def test_constraints_of_each_sequence_are_split_with_the_batch():
+def test_per_sequence_constraints_are_split_with_batch():
     process = cedd.roulette(4)
     tokens = torch.arange(10)[:, None].repeat(1, 3) % 4
     fixed = Fixed(tokens, torch.tensor([True, False, True]).expand(10, 3))
@@ -271,7 +271,7 @@ def test_constraints_of_each_sequence_are_split_with_the_batch():
     assert torch.equal(x[:, [0, 2]], tokens[:, [0, 2]])
 
 
-def test_a_prompt_is_the_beginning():
+def test_prompt_fixes_the_beginning():
     fixed = prompt(torch.tensor([2, 1]), 4)
     assert torch.equal(fixed(torch.full((1, 4), 3)), torch.tensor([[2, 1, 3, 3]]))
     with pytest.raises(ValueError, match="prompt has 5 tokens"):
@@ -281,7 +281,7 @@ def test_a_prompt_is_the_beginning():
 # ---- cost -----------------------------------------------------------------------------------------------------------
 
 
-def test_absorb_calls_the_network_no_more_often_than_tokens_are_revealed():
+def test_absorb_needs_at_most_one_call_per_revealed_token():
     """1000 steps on 2 sequences of 3: at most 6 calls, each on the sequence that moves, the head on 6 rows in all."""
     process = cedd.absorb(4)
     model = HalvedTable(process, 3)
@@ -291,7 +291,7 @@ def test_absorb_calls_the_network_no_more_often_than_tokens_are_revealed():
 
 
 @pytest.mark.parametrize("process", ["uniform", "roulette"])
-def test_thinning_spares_most_rows(process):
+def test_thinning_skips_most_rows(process):
     """With K steps a token is a candidate about log K times, not K times."""
     made = PROCESSES[process](4)
     model = HalvedTable(made, 3)
@@ -299,7 +299,7 @@ def test_thinning_spares_most_rows(process):
     assert model.rows < 600 * 25
 
 
-def test_first_hitting_needs_at_most_one_call_a_position():
+def test_first_hitting_needs_at_most_one_call_per_position():
     process = cedd.absorb(4)
     model = HalvedTable(process, 3)
     x = sample(model, process, (50, 3), method="cedd", sampler="first-hitting", generator=seeded())
@@ -311,7 +311,7 @@ def test_first_hitting_needs_at_most_one_call_a_position():
 
 
 @pytest.mark.parametrize(("process", "method", "sampler"), covering([*COMBINATIONS, ("absorb", "ar", "analytic")]))
-def test_the_same_seed_gives_the_same_samples(process, method, sampler):
+def test_same_seed_gives_same_samples(process, method, sampler):
     made = PROCESSES[process](4)
     model = Table(made, 3, seed=1)
     x, y, z = (
@@ -321,7 +321,7 @@ def test_the_same_seed_gives_the_same_samples(process, method, sampler):
     assert not torch.equal(x, z)
 
 
-def test_the_global_seed_counts_when_no_generator_is_given():
+def test_global_seed_is_used_without_generator():
     process = cedd.uniform(4)
     model = Table(process, 3)
     torch.manual_seed(3)
@@ -330,7 +330,7 @@ def test_the_global_seed_counts_when_no_generator_is_given():
     assert torch.equal(x, sample(model, process, (32, 3), method="cedd", steps=4))
 
 
-def test_both_forms_of_a_network_give_the_same_samples():
+def test_plain_and_split_networks_give_same_samples():
     process = cedd.roulette(4)
     x, y = (
         sample(kind(process, 3, seed=9), process, (64, 3), method="bayes", steps=9, generator=seeded())
@@ -339,7 +339,7 @@ def test_both_forms_of_a_network_give_the_same_samples():
     assert torch.equal(x, y)
 
 
-def test_dropout_is_off_while_sampling_and_back_on_after():
+def test_dropout_is_off_only_while_sampling():
     config = config_from_preset("tiny", vocab_size=5, has_mask=True, dropout=0.5)
     torch.manual_seed(0)
     model = Transformer(config).train()
@@ -350,7 +350,7 @@ def test_dropout_is_off_while_sampling_and_back_on_after():
     assert model.training
 
 
-def test_the_key_value_cache_changes_nothing():
+def test_key_value_cache_does_not_change_samples():
     config = config_from_preset("tiny", vocab_size=7, has_mask=True, causal=True, time_conditioning=False)
     torch.manual_seed(0)
     model = Transformer(config).double().eval()
@@ -367,7 +367,7 @@ def test_the_key_value_cache_changes_nothing():
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 96, 1000])
-def test_logarithms_of_weights_are_drawn_from_as_the_weights_are(size: int) -> None:
+def test_inverse_cdf_of_log_weights_matches_weights(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = torch.randn(64, size, generator=generator, dtype=torch.float64)
     logits[:, :-1].masked_fill_(torch.rand(64, size - 1, generator=generator) < 0.3, -torch.inf)
@@ -380,7 +380,7 @@ def test_logarithms_of_weights_are_drawn_from_as_the_weights_are(size: int) -> N
     weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e300)), min_size=1, max_size=40),
     u=st.floats(0, 1, exclude_max=True),
 )
-def test_inverse_cdf_finds_its_place(weights, u):
+def test_inverse_cdf_returns_correct_index(weights, u):
     if sum(weights) in (0, float("inf")):
         return
     index = int(inverse_cdf(torch.tensor([weights], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)))
@@ -390,8 +390,8 @@ def test_inverse_cdf_finds_its_place(weights, u):
     assert shares[: index + 1].sum() >= u - 1e-12
 
 
-class TwoHalves:
-    """A network whose one feature is nothing and whose head says the same everywhere: [.., V] logits."""
+class SameLogits:
+    """A network with one empty feature, whose head returns the same [.., V] logits everywhere."""
 
     capabilities = Capabilities(features=True)
 
@@ -405,11 +405,11 @@ class TwoHalves:
         return self.logits.expand(*features.shape[:-1], len(self.logits))
 
 
-def test_tails_of_a_large_vocabulary():
+def test_tails_of_large_vocabulary_are_sampled_correctly():
     """A token that stays with probability 1 - 1e-3, and 50,256 others that share the rest: 2e-8 each.
 
-    Ours jumps as often as it should, to everywhere. The published way, argmax of p / (-log u) in float32, jumps about
-    six times too rarely: -log u has no values between 0 and 6e-8. Error rates below 1e-6 for ours (fixed seed).
+    Our sampler jumps at the right rate, to all tokens. The published method, argmax of p / (-log u) in float32, jumps
+    about six times too rarely: -log u has no values between 0 and 6e-8. Our error rates are below 1e-6 (fixed seed).
     """
     V, positions, jump = 50257, 200_000, 1e-3
     process = cedd.uniform(V)
@@ -429,7 +429,7 @@ def test_tails_of_a_large_vocabulary():
     probs[0] = low
     x = torch.zeros(100, positions // 100, dtype=torch.int64)
     drawn = sample(
-        TwoHalves(probs.log()), process, (100, positions // 100), method="bayes", x_start=x, final_denoise=False,
+        SameLogits(probs.log()), process, (100, positions // 100), method="bayes", x_start=x, final_denoise=False,
         grid=torch.tensor([t, s]).double(), generator=seeded(1),
     )  # fmt: skip
     jumped = drawn[drawn != 0]
@@ -462,22 +462,22 @@ def test_sharpening():
 
 @pytest.mark.parametrize("method", ["sedd", "cedd", "bayes"])
 @pytest.mark.parametrize("process", ["absorb", "roulette"])
-def test_sharpened_reveals_follow_the_sharpened_belief(process, method):
+def test_reveals_follow_sharpened_distribution(process, method):
     """At top_p = 0.01 every reveal of an absorb chain is the likeliest token."""
     made = PROCESSES[process](4)
     logits = torch.tensor([0.0, 1.0, 3.0, 2.0]).double()
     x = sample(
-        TwoHalves(logits), cedd.absorb(4), (100, 3), method=method, steps=4, top_p=0.01, generator=seeded(),
+        SameLogits(logits), cedd.absorb(4), (100, 3), method=method, steps=4, top_p=0.01, generator=seeded(),
         x_start=torch.full((100, 3), 4),
     )  # fmt: skip
     assert (x == 2).all()
-    assert sample(TwoHalves(logits), made, (9, 3), method=method, steps=4, temperature=0, generator=seeded()).max() < 4
+    assert sample(SameLogits(logits), made, (9, 3), method=method, steps=4, temperature=0, generator=seeded()).max() < 4
 
 
-def test_temperature_law():
+def test_samples_follow_temperature_scaled_law():
     process, logits = cedd.absorb(4), torch.tensor([0.0, 1.0, 3.0, 2.0]).double()
     x = sample(
-        TwoHalves(logits), process, (4000, 3), method="cedd", steps=3, temperature=2.0, generator=seeded(),
+        SameLogits(logits), process, (4000, 3), method="cedd", steps=3, temperature=2.0, generator=seeded(),
         x_start=torch.full((4000, 3), 4),
     )  # fmt: skip
     law = torch.softmax(logits / 2, 0).numpy()
@@ -485,17 +485,17 @@ def test_temperature_law():
 
 
 @pytest.mark.parametrize("method", ["cedd", "bayes"])
-def test_sharpening_leaves_tokens_the_model_is_sure_of(method):
+def test_sharpening_keeps_tokens_the_model_is_certain_of(method):
     """Near clean data a token is its own best explanation, however unlikely it was before it was seen."""
     process, logits = cedd.uniform(4), torch.tensor([0.0, 0.0, 0.5, 0.0]).double()
     x = torch.arange(4).repeat(50, 2)
     drawn = sample(
-        TwoHalves(logits), process, (50, 8), method=method, steps=4, temperature=0, generator=seeded(),
+        SameLogits(logits), process, (50, 8), method=method, steps=4, temperature=0, generator=seeded(),
         x_start=x, t_start=0.05,
     )  # fmt: skip
     if method == "bayes":
         assert torch.equal(drawn, x)
-    else:  # a denoiser that ignores what it sees is taken at its word
+    else:  # a denoiser that ignores its input is trusted
         assert not torch.equal(drawn, x)
 
 
@@ -505,7 +505,7 @@ def test_sharpening_leaves_tokens_the_model_is_sure_of(method):
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("steps", [1, 2, 7, 300])
-def test_grids_fall_from_start_to_data(process, name, steps):
+def test_grids_decrease_from_start_to_zero(process, name, steps):
     made = PROCESSES[process](100)
     if name == "flow" and not made.has_mask:
         with pytest.raises(ValueError, match="needs a process with masks"):
@@ -518,7 +518,7 @@ def test_grids_fall_from_start_to_data(process, name, steps):
     assert (times.diff() < 0).all()
 
 
-def test_the_jump_grid_spreads_jumps_evenly():
+def test_jump_grid_spreads_jumps_evenly():
     """Expected jumps of the forward process between neighbouring times are equal (and are not on the uniform grid)."""
     process = cedd.uniform(50)
     times = time_grid(process, 20, "jumps", final_denoise=False)
@@ -528,14 +528,14 @@ def test_the_jump_grid_spreads_jumps_evenly():
 
 
 @pytest.mark.parametrize("process", [*PROCESSES, "steep"])
-def test_the_kept_grid_is_even_in_kept_tokens(process):
+def test_kept_grid_is_even_in_kept_tokens(process):
     """Also where nearly all tokens are gone after a millionth of the time, as on hybrid with p_u = 0.99."""
     made = cedd.hybrid(50, p_u=0.99) if process == "steep" else PROCESSES[process](50)
     keep = torch.exp(-made.sigma(time_grid(made, 20, "kept", final_denoise=False)))
     torch.testing.assert_close(keep.diff(), ((keep[-1] - keep[0]) / 20).expand(20), rtol=1e-3, atol=0)
 
 
-def test_the_flow_grid_is_even_in_masks_and_in_their_logarithm():
+def test_flow_grid_is_even_in_masks_and_log_masks():
     process = cedd.absorb(50, cedd.Polynomial(2.0))
     a = process.kernel(time_grid(process, 20, "flow", end=1e-4, final_denoise=False)).a
     parts = a.diff() / (a[-1] - a[0]) + a.log().diff() / (a[-1] / a[0]).log()
@@ -552,8 +552,8 @@ def test_the_flow_grid_is_even_in_masks_and_in_their_logarithm():
     ],
     ids=["absorb", "hybrid", "roulette", "geometric"],
 )  # fmt: skip
-def test_the_steps_end_where_there_is_little_noise(process, time, noise):
-    """A schedule that starts with noise ends where it always did."""
+def test_last_time_has_little_noise(process, time, noise):
+    """A schedule that already has noise at t = 0 keeps the usual end."""
     assert last_time(process) == pytest.approx(time, rel=1e-2)
     assert float(process.sigma(last_time(process))) == pytest.approx(noise, rel=1e-2)
 
@@ -592,23 +592,23 @@ def test_the_steps_end_where_there_is_little_noise(process, time, noise):
         ({"method": "ar", "constraint": Fixed(torch.tensor([1, 0, 1]), torch.tensor([True, False, True]))}, "prompt"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused(options, message):
+def test_invalid_input_is_rejected(options, message):
     arguments = {"process": cedd.uniform(4), "shape": (2, 3), "method": "cedd"} | options
     process = arguments.pop("process")
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         sample(Table(process, 3), process, arguments.pop("shape"), **arguments)
 
 
-def test_many_excluded_tokens_are_not_listed():
+def test_long_exclusion_list_is_abbreviated_in_error():
     with pytest.raises(ValueError, match=r"\(got 0, \.\.\., 99: 100 tokens\)$"):
         check_excluded(range(100), 100)
 
 
-def test_the_shapes_of_fixed_tokens_are_named():
+def test_fixed_token_shape_error_names_shapes():
     with pytest.raises(ValueError, match=r"\(got \(3,\) and \(2,\)\)$"):
         Fixed(torch.zeros(3, dtype=torch.int64), torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(("length", "steps"), [(1, 64), (64, 64), (256, 64), (512, 128), (1024, 256), (9999, 256)])
-def test_a_step_for_four_tokens_unless_asked(length: int, steps: int):
+def test_default_steps_are_one_per_four_tokens(length: int, steps: int):
     assert default_steps(length) == steps

@@ -1,4 +1,4 @@
-"""Correction: what is expected of the text, what may change, and what never does."""
+"""Correction: the assumed error rate, what may change, and what never changes."""
 
 import time
 from dataclasses import replace
@@ -17,11 +17,11 @@ from cedd.spelling.options import LETTER_OPTIONS, WORD_OPTIONS, CorrectionSettin
 from cedd.spelling.scores import TokenScores, best_replacement, local_maxima, mean_surprise, windows
 from cedd.spelling.token_groups import non_words, token_groups
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
-from tests.tasks.models import ALPHABET, mending
+from tests.tasks.models import ALPHABET, fixer
 
 
-def believing(loaded, beliefs):
-    """A model, convinced that the keys were meant as the values."""
+def with_beliefs(loaded, beliefs):
+    """The model, made certain that the keys stand for the values."""
     table, tokenizer = loaded.folder.model.get_buffer("table"), loaded.folder.tokenizer
     for seen, meant in beliefs.items():
         table[int(tokenizer.encode(seen)[0])] = -9.0
@@ -39,7 +39,7 @@ def believing(loaded, beliefs):
     p_m=st.floats(0.05, 0.9),
     name=st.sampled_from(["uniform", "roulette", "eroulette"]),
 )
-def test_a_rate_is_the_share_of_wrong_tokens_among_those_not_masked(rate, vocab_size, p_m, name):
+def test_rate_is_share_of_wrong_tokens_among_unmasked_ones(rate, vocab_size, p_m, name):
     """Compared with the dense transition matrix: the share of unmasked tokens that have changed."""
     process = {
         "uniform": lambda: cedd.uniform(vocab_size),
@@ -57,8 +57,8 @@ def test_a_rate_is_the_share_of_wrong_tokens_among_those_not_masked(rate, vocab_
     assert float(1 - column[0] / column.sum()) == pytest.approx(rate, abs=1e-6)
 
 
-def test_a_rate_by_counting():
-    """60,000 tokens of roulette at the time of a rate of 0.05: 4 standard errors are a false alarm in 16,000."""
+def test_rate_matches_counted_errors():
+    """60,000 tokens of roulette at the time of a rate of 0.05: 4 standard errors give one false alarm in 16,000."""
     process, x0 = cedd.roulette(97, p_m=0.6), torch.randint(97, (60, 1000), generator=torch.Generator().manual_seed(1))
     x_t = process.sample(x0, torch.full((60,), time_of_rate(process, 0.05)), torch.Generator().manual_seed(0))
     seen = x_t != process.mask_id
@@ -69,8 +69,8 @@ def test_a_rate_by_counting():
 # ---- options ----------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_has_defaults_of_its_own():
-    loaded = mending()
+def test_folder_defaults_are_used():
+    loaded = fixer()
     loaded.folder = replace(loaded.folder, config={"correction": {"threshold": 0.3, "rate": 0.1, "passes": 2}})
     assert correct(loaded, "qz") == "az"
     assert correct(loaded, "qz", threshold=0.5) == "ay"
@@ -80,7 +80,7 @@ def test_a_folder_has_defaults_of_its_own():
     assert correction_options(loaded, {"rate": 0.2}).t == time_of_rate(process, 0.2)
     assert correction_options(loaded, {"t": 0.5}).t == 0.5
     assert correction_options(loaded, {}).passes == 2
-    assert correction_options(mending(), {}) == replace(CorrectionOptions(), t=time_of_rate(process, 0.05))
+    assert correction_options(fixer(), {}) == replace(CorrectionOptions(), t=time_of_rate(process, 0.05))
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_a_folder_has_defaults_of_its_own():
         ({"trust": 1}, "unexpected argument 'trust' in the options of correction"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
-        correct(mending(), "teh", **options)
+        correct(fixer(), "teh", **options)
 
 
 @pytest.mark.parametrize("text", [None, b"teh", 7])
-def test_what_is_no_text_is_said(text):
+def test_non_string_input_is_rejected(text):
     with pytest.raises(TypeError, match=rf"the text to correct must be a string \(got {type(text).__name__}\)"):
-        correct(mending(), text)
+        correct(fixer(), text)
 
 
-def test_a_folder_whose_defaults_mean_nothing_is_refused():
-    loaded = mending()
+def test_invalid_folder_defaults_are_rejected():
+    loaded = fixer()
     loaded.folder = replace(loaded.folder, config={"correction": {"strength": 0.3}})
     with pytest.raises(ValueError, match="'strength' in the correction options of the model's folder"):
         correct(loaded, "teh")
@@ -121,10 +121,10 @@ def test_a_folder_whose_defaults_mean_nothing_is_refused():
 # ---- what may change ----------------------------------------------------------------------------------------------
 
 
-def test_only_letters_change_and_only_into_letters_of_their_case():
+def test_letters_change_only_into_letters_of_same_case():
     alphabet = ALPHABET + "AQZ0123456789\n"
     wishes = {"1": "l", " ": "e", ".": ",", "a": " ", "b": "T", "T": "t", "Q": "A", "q": "a", "c": "7"}
-    loaded = believing(mending(tokenizer=CharTokenizer(alphabet)), wishes)
+    loaded = with_beliefs(fixer(tokenizer=CharTokenizer(alphabet)), wishes)
     text = "1 .abTQqc 2\n"
     assert correct(loaded, text) == "1 .abTAac 2\n"
     assert correct(loaded, text, change="letters") == "1 .abTAac 2\n"
@@ -136,8 +136,8 @@ def test_only_letters_change_and_only_into_letters_of_their_case():
     assert [a for a, b in zip(text, drawn, strict=True) if not b.isalpha()] == list("1 . 2\n")
 
 
-def test_letters_are_plain_ones_of_a_script_and_a_case():
-    """é is what the writer made it, and й, which is и with a breve, too; ω and ш are no Latin letters."""
+def test_plain_letters_are_grouped_by_script_and_case():
+    """Letters with accents, such as é and й (и with a breve), are left out; ω and ш are not Latin letters."""
     alphabet = "aszqéßÄAΑαωΩάшжйШ七八1 "
     groups = token_groups(CharTokenizer(alphabet), "letters")
     together: dict[int, str] = {}
@@ -147,34 +147,34 @@ def test_letters_are_plain_ones_of_a_script_and_a_case():
     assert sorted(together.values()) == ["A", "aszq", "ΑΩ", "αω", "Ш", "шж", "七八"]
 
 
-def test_letters_with_accents_stay_and_are_never_written():
-    loaded = mending(tokenizer=CharTokenizer(ALPHABET + "éü"))
+def test_accented_letters_are_kept_and_never_inserted():
+    loaded = fixer(tokenizer=CharTokenizer(ALPHABET + "éü"))
     wishes = {"é": "a", "b": "é", "q": "a"}
     text, all_of_it = "q é b qe\u0301 e q\u0302 q", "a a é ae\u0301 e a\u0302 a"
-    assert correct(believing(loaded, wishes), text) == "a é b ae\u0301 e q\u0302 a"
+    assert correct(with_beliefs(loaded, wishes), text) == "a é b ae\u0301 e q\u0302 a"
     assert correct(loaded, text, change="all") == all_of_it
 
 
-NO_WORDS = (
+NON_WORDS = (
     "q42 mp3q http://q.x/q user@q q/q q\\q snake_q q_2 __q__ tinyurl.q q.q.q fix-8-q (q7) a4-86-q \N{DEGREE SIGN}1q"
 )
 WORDS = "q _q_ _q, “q” q. q.. q...q .q q-q q--q q's Q&q q;q q:q _a q_ *q*"
 
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(ALPHABET + "éQ0123456789_@/\\:-()"), ByteTokenizer()])
-def test_what_is_visibly_no_word_is_read_but_not_changed(tokenizer):
-    loaded = mending(tokenizer=tokenizer, length=64)
-    text = f"{NO_WORDS} é {WORDS}\n{NO_WORDS}\t{WORDS}"
+def test_non_words_are_read_but_not_changed(tokenizer):
+    loaded = fixer(tokenizer=tokenizer, length=64)
+    text = f"{NON_WORDS} é {WORDS}\n{NON_WORDS}\t{WORDS}"
     fixed = WORDS.replace("q", "a")
-    assert correct(loaded, text, reach=0) == f"{NO_WORDS} é {fixed}\n{NO_WORDS}\t{fixed}"
+    assert correct(loaded, text, reach=0) == f"{NON_WORDS} é {fixed}\n{NON_WORDS}\t{fixed}"
     drawn = correct(loaded, text, steps=4, seed=0)
     assert drawn.changes
-    assert drawn.count(NO_WORDS) == 2
+    assert drawn.count(NON_WORDS) == 2
     assert correct(loaded, text, change="all", reach=0) == text.replace("q", "a")
 
 
 @pytest.mark.slow
-def test_words_are_told_apart_in_linear_time():
+def test_non_words_are_found_in_linear_time():
     """200,000 characters without a blank take a twentieth of a second; in quadratic time they would take minutes."""
     for piece in ("a", ".", "a-", "_-", "\u0301", " `a", "<a ", "{% a"):
         started = time.process_time()
@@ -183,7 +183,7 @@ def test_words_are_told_apart_in_linear_time():
     assert non_words("ab" * 200_000 + "7").all()
 
 
-def test_tokens_that_are_no_characters():
+def test_token_groups_of_subwords_and_bytes():
     bpe = BPETokenizer.train(["the cat sat on the mat"] * 3, 270)
     assert (token_groups(bpe, None) == 0).all()
     with pytest.raises(ValueError, match="use change='all'"):
@@ -193,9 +193,9 @@ def test_tokens_that_are_no_characters():
     assert (token_groups(ByteTokenizer(), "all") == 0).all()
 
 
-def counting(monkeypatch):
-    """A model that believes in alphabetical order: a letter after two in order should be the next one."""
-    loaded = mending("uniform", tokenizer=CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
+def ordered_model(monkeypatch):
+    """A model of alphabetical order: after two letters in order, it predicts the next one."""
+    loaded = fixer("uniform", tokenizer=CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
 
     def features(x_t, sigma):
         before = torch.roll(x_t, 1, 1)
@@ -208,9 +208,9 @@ def counting(monkeypatch):
     return loaded
 
 
-def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
+def test_later_passes_use_earlier_corrections(monkeypatch):
     """A chain of wrong letters, each of which can be corrected only after its left neighbour."""
-    loaded = counting(monkeypatch)
+    loaded = ordered_model(monkeypatch)
     assert correct(loaded, "abcxqefg", passes=1) == "abcdqefg"
     twice = correct(loaded, "abcxqefg", passes=2)
     assert twice == "abcdeefg"
@@ -219,20 +219,20 @@ def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
     assert all(c.confidence > 0.9 and c.error_probability > 0.9 for c in twice.changes)
 
 
-def test_only_what_changed_is_read_again(monkeypatch):
-    """Of 100 windows one has a mistake, and only it and those that overlap it are read in the second pass."""
-    loaded, text = mending(length=16), "the cat sat. " * 92 + "q" + "the cat sat. " * 10
+def test_second_pass_reads_only_changed_windows(monkeypatch):
+    """One of 100 windows has a mistake, and the second pass reads only that window and those that overlap it."""
+    loaded, text = fixer(length=16), "the cat sat. " * 92 + "q" + "the cat sat. " * 10
     read, features = [], loaded.folder.model.features
     monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: read.append(len(x)) or features(x, s))
     assert correct(loaded, text, swaps=0) == text.replace("q", "a")
     assert sum(read) - len(windows(len(text), 16)) in (1, 2)
 
 
-def test_of_neighbouring_changes_only_the_surest_is_made():
-    """z (0.6 for y) beside q (0.9 for a) waits for a pass of its own, unless all are made at once."""
-    assert correct(mending(), "zqz  .  z", passes=1) == "zaz  .  y"
-    assert correct(mending(), "zqz  .  z", passes=1, reach=0) == "yay  .  y"
-    assert correct(mending(), "zqz  .  z", passes=2) == "yay  .  y"
+def test_only_most_confident_of_neighbouring_changes_is_made():
+    """z (0.6 for y) next to q (0.9 for a) waits for the next pass, unless all changes are made at once."""
+    assert correct(fixer(), "zqz  .  z", passes=1) == "zaz  .  y"
+    assert correct(fixer(), "zqz  .  z", passes=1, reach=0) == "yay  .  y"
+    assert correct(fixer(), "zqz  .  z", passes=2) == "yay  .  y"
     strength = np.array([1.0, 3.0, 2.0, -np.inf, 2.0, 2.0])
     assert local_maxima(strength, 0).all()
     assert local_maxima(strength, 1).tolist() == [False, True, False, False, True, True]
@@ -240,16 +240,16 @@ def test_of_neighbouring_changes_only_the_surest_is_made():
 
 
 @given(strength=st.lists(st.integers(0, 9), min_size=1, max_size=40), reach=st.integers(0, 50))
-def test_the_surest_by_looking_at_every_neighbour(strength, reach):
+def test_local_maxima_match_brute_force(strength, reach):
     found = local_maxima(np.array(strength, float), reach)
     assert found.tolist() == [
         value >= max(strength[max(0, i - reach) : i + reach + 1]) for i, value in enumerate(strength)
     ]
 
 
-def test_a_reach_beyond_the_text_is_all_of_it():
-    """It took as much memory as it was long: 10^15 of anything fit nowhere."""
-    assert correct(mending(), "zqz  .  z", passes=1, reach=10**15) == "zaz  .  z"
+def test_reach_may_exceed_text_length():
+    """Memory must not grow with the reach."""
+    assert correct(fixer(), "zqz  .  z", passes=1, reach=10**15) == "zaz  .  z"
 
 
 @settings(max_examples=50, deadline=None)
@@ -259,8 +259,8 @@ def test_a_reach_beyond_the_text_is_all_of_it():
     rate=st.floats(0.01, 0.9),
     x=st.integers(0, 5),
 )
-def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
-    """Belief g before the token is seen; the process's likelihood in the network's posterior, the typist's in ours."""
+def test_best_replacement_follows_bayes_rule(beliefs, noise_rate, rate, x):
+    """Prior g before the token is seen; the network's posterior uses the process's likelihood, ours the typist's."""
     g, groups = np.array(beliefs), np.array([0, 0, 0, 1, 1, -1])
     process = np.full(6, noise_rate / 5)
     process[x] = 1 - noise_rate
@@ -280,9 +280,9 @@ def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
     assert weights[int(best)] == pytest.approx(confidence * total)
 
 
-def test_a_surprising_text_is_left_alone():
-    """A q among letters that the model predicts is corrected; among z's, which surprise it but are kept, it is not."""
-    loaded = mending(length=64)
+def test_surprising_text_is_not_corrected():
+    """A q among predictable letters is corrected; among z's, which are surprising but kept, it is not."""
+    loaded = fixer(length=64)
     known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
     assert correct(loaded, known + strange, threshold=0.3) == (known + strange).replace("q", "a")
     limited = correct(loaded, known + strange, max_surprise=3.2, threshold=0.3)
@@ -291,8 +291,8 @@ def test_a_surprising_text_is_left_alone():
     assert all(change.position < 250 for change in limited.changes)
 
 
-def test_a_surprising_text_is_left_alone_in_several_steps_too():
-    loaded = mending(length=64)
+def test_surprising_text_is_not_corrected_in_several_steps():
+    loaded = fixer(length=64)
     known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
     steps: dict[str, Any] = {"steps": 8, "seed": 1, "threshold": 0.3}
     assert correct(loaded, known + strange, **steps) == (known + strange).replace("q", "a")
@@ -303,14 +303,14 @@ def test_a_surprising_text_is_left_alone_in_several_steps_too():
     assert all(change.position < 250 for change in limited.changes)
 
 
-def test_the_mean_surprise_is_that_of_what_was_left():
+def test_mean_surprise_covers_only_unchanged_tokens():
     surprise = np.zeros(300)
     surprise[:100] = 1.0
     surprise[7] = 99.0
     left, nothing = np.ones(300, bool), np.zeros(300)
     scores = TokenScores(np.zeros(300, int), nothing, nothing, surprise, nothing)
     found = mean_surprise(scores, left)
-    assert found[20] == pytest.approx((84 + 4) / 85)  # the one that surprises most counts for 4
+    assert found[20] == pytest.approx((84 + 4) / 85)  # the most surprising one counts as 4
     assert found[299] == 0.0
     few = TokenScores(*(column[:4] for column in scores.columns))
     assert mean_surprise(few, left[:4]) == pytest.approx(4 / 32)
@@ -322,21 +322,21 @@ def test_the_mean_surprise_is_that_of_what_was_left():
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n  \n", "\r\n", "7", "日本語🙂", "\ud800"])
-def test_texts_without_a_known_letter(text):
-    result = correct(mending(), text)
+def test_texts_without_known_letters_are_unchanged(text):
+    result = correct(fixer(), text)
     assert result == text
     assert result.changes == ()
 
 
-def test_line_ends_and_unknown_characters_stay():
+def test_line_ends_and_unknown_characters_are_preserved():
     text = "A cqt\r\nnaïve “sqt” — 日本\tz\r\n\r\nno end"
-    assert correct(mending(length=8), text) == text.replace("q", "a").replace("z", "y")
+    assert correct(fixer(length=8), text) == text.replace("q", "a").replace("z", "y")
 
 
 @pytest.mark.parametrize("length", [8, 64])
-def test_line_ends_of_two_characters_are_read_as_one(length, monkeypatch):
-    """The network sees what it would of \\n alone; positions are those of the text that was given."""
-    loaded = mending(length=length, tokenizer=CharTokenizer(ALPHABET + "\n"))
+def test_crlf_is_read_as_one_character(length, monkeypatch):
+    """The network input is the same as for \\n alone; positions refer to the given text."""
+    loaded = fixer(length=length, tokenizer=CharTokenizer(ALPHABET + "\n"))
     read, features = [], loaded.folder.model.features
     monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: read.append(x.tolist()) or features(x, s))
     short = correct(loaded, "a cqt\nsqt\n\n on z\n")
@@ -349,7 +349,7 @@ def test_line_ends_of_two_characters_are_read_as_one(length, monkeypatch):
     assert [(c.position, c.before) for c in long.changes] == [(i, text[i]) for i in range(len(text)) if text[i] in "qz"]
 
 
-def test_a_return_that_is_known_or_ends_no_line_is_read():
+def test_carriage_returns_that_are_known_or_end_no_line_are_read():
     known = CharTokenizer("ab \r\n")
     assert known.decode(encode_text(known, "a\r\nb").ids) == "a\r\nb"
     other = CharTokenizer("ab \n")
@@ -360,37 +360,37 @@ def test_a_return_that_is_known_or_ends_no_line_is_read():
     assert encoded.starts.tolist() == [0, 1, 2, 3, 5]
 
 
-def test_unknown_characters_are_read_as_what_they_look_like():
+def test_unknown_characters_are_read_as_similar_known_ones():
     tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz '\"-\n")
     encoded = encode_text(tokenizer, "naïve it’s “a” — b\r\n日🙂é")
     assert tokenizer.decode(encoded.ids) == 'naive it\'s "a" - b\n  e'
     assert encoded.protected.sum() == 8
 
 
-def test_what_stands_for_unknown_characters_is_read_but_never_written():
+def test_unknown_placeholder_is_read_but_never_inserted():
     tokenizer = CharTokenizer(ALPHABET, unknown="\ufffd")
     encoded = encode_text(tokenizer, "é日")
     assert tokenizer.decode(encoded.ids) == "e\ufffd"
-    loaded = believing(mending(tokenizer=tokenizer), {"b": "\ufffd"})
+    loaded = with_beliefs(fixer(tokenizer=tokenizer), {"b": "\ufffd"})
     assert correct(loaded, "q日b", change="all") == "a日b"
 
 
-def test_bytes_that_are_no_text_cost_no_context(monkeypatch):
-    loaded, read = mending(length=64), []
+def test_invalid_bytes_do_not_split_the_context(monkeypatch):
+    loaded, read = fixer(length=64), []
     features = loaded.folder.model.features
     monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: read.append(x.shape) or features(x, s))
     assert correct(loaded, "a cqt \udcff sat \udce9 on \udcff") == "a cat \udcff sat \udce9 on \udcff"
     assert set(read) == {(1, 18)}
 
 
-def test_a_long_text_is_read_in_one_go_and_comes_back_whole():
+def test_long_text_is_corrected_completely():
     text = "the cqt sat on the mzt, ü\n" * 700
-    result = correct(mending(length=64), text)
+    result = correct(fixer(length=64), text)
     assert result == text.replace("q", "a").replace("z", "y")
     assert len(result.changes) == 1400
 
 
-def test_the_settings_by_name_are_the_options_of_both_engines() -> None:
+def test_correction_settings_match_options_of_both_engines() -> None:
     hints, by_name = get_type_hints(CorrectionOptions), get_type_hints(CorrectionSettings)
     assert set(by_name) == LETTER_OPTIONS | WORD_OPTIONS
     assert all(by_name[name] == hints[name] for name in LETTER_OPTIONS)

@@ -12,7 +12,7 @@ from cedd.spelling.corruption import corrupt_letters, swap_letters
     rate=st.floats(0, 1),
     seed=st.integers(0, 1000),
 )
-def test_only_letters_change_each_to_another_of_its_case(text: str, rate: float, seed: int) -> None:
+def test_letters_change_only_to_other_letters_of_same_case(text: str, rate: float, seed: int) -> None:
     result = corrupt_letters(text, rate, seed)
     assert result.original == text
     assert len(result.text) == len(text)
@@ -29,7 +29,7 @@ def test_only_letters_change_each_to_another_of_its_case(text: str, rate: float,
 
 
 @given(text=st.text("abcAB 1é", max_size=80), rate=st.floats(0, 1), seed=st.integers(0, 1000))
-def test_only_different_letters_of_one_case_change_places(text: str, rate: float, seed: int) -> None:
+def test_only_different_letters_of_same_case_are_swapped(text: str, rate: float, seed: int) -> None:
     result = swap_letters(text, rate, seed)
     changed = [i for i, (a, b) in enumerate(zip(text, result.text, strict=True)) if a != b]
     assert changed == result.positions.tolist()
@@ -41,8 +41,8 @@ def test_only_different_letters_of_one_case_change_places(text: str, rate: float
         assert text[i].islower() == text[j].islower()
 
 
-def test_about_as_many_change_places_as_are_asked_for() -> None:
-    """Of 5,000 pairs 2%, but for the few that would share a letter with another."""
+def test_number_of_swaps_matches_rate() -> None:
+    """2% of 5,000 pairs, except for the few that would share a letter with another."""
     assert 2 * 95 <= len(swap_letters("abcdef " * 1000, 0.02, 1).positions) <= 2 * 100
     assert swap_letters("aa b, c1", 1.0).text == "aa b, c1"
     with pytest.raises(ValueError, match="must be in"):
@@ -50,7 +50,7 @@ def test_about_as_many_change_places_as_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("corrupt", [corrupt_letters, swap_letters])
-def test_seeds_decide_all(corrupt) -> None:
+def test_corruption_is_determined_by_seed(corrupt) -> None:
     text = "It was the best of times, it was the worst of times. " * 20
     assert corrupt(text, seed=1).text == corrupt(text, seed=1).text
     assert corrupt(text, seed=1).text != corrupt(text, seed=2).text

@@ -1,4 +1,4 @@
-"""Spelling: shares with honest intervals, the paper's protocol against dense matrices, letters compared one by one."""
+"""Spelling: shares with valid intervals, the paper's protocol against dense matrices, and per-letter outcomes."""
 
 import math
 
@@ -24,7 +24,7 @@ def make_share(hits, totals):
     return Share(torch.tensor(hits), torch.tensor(totals))
 
 
-def test_a_share_is_the_ratio_of_sums():
+def test_share_is_ratio_of_sums():
     share = make_share([1, 0, 3], [2, 4, 4])
     assert share.value == 0.4
     residuals = [1 - 0.8, 0 - 1.6, 3 - 1.6]
@@ -32,7 +32,7 @@ def test_a_share_is_the_ratio_of_sums():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=8))
-def test_an_interval_lies_within_bounds_and_holds_its_share(pairs):
+def test_interval_is_within_bounds_and_contains_share(pairs):
     share = make_share([a for a, _ in pairs], [a + b for a, b in pairs])
     low, high = share.ci95
     if not share.total:
@@ -44,14 +44,14 @@ def test_an_interval_lies_within_bounds_and_holds_its_share(pairs):
     assert low < high
 
 
-def test_nothing_seen_is_not_nothing_there():
+def test_zero_hits_give_wilson_interval():
     """With no hit among 300 the interval is Wilson's, which reaches to about 3.7 in 300."""
     low, high = make_share([0] * 100, [3] * 100).ci95
     assert low < 1e-12
     assert 3.0 < 300 * high < 4.5
 
 
-def test_intervals_of_clustered_mistakes_cover():
+def test_intervals_cover_clustered_mistakes():
     """Blocks differ in how hard they are (standard deviation 0.2). 600 intervals of 95% cover in 95%, give or take
     0.9%: outside of 92% to 98% a right interval falls once in a thousand. Taken as independent they cover less."""
     generator = torch.Generator().manual_seed(1)
@@ -91,7 +91,7 @@ def dense_guesses(method, process, outputs, x, t):
 
 @pytest.mark.parametrize("name", ["uniform", "roulette", "absorb"])
 @pytest.mark.parametrize("method", ["sedd", "sedds", "cedd", "bayes"])
-def test_restoring_is_the_argmax_of_the_dense_posterior(name, method):
+def test_restore_matches_argmax_of_dense_posterior(name, method):
     t = 0.4
     process = cedd.roulette(V, p_m=0.5) if name == "roulette" else getattr(cedd, name)(V)
     model = random_network(process, LENGTH, seed=3)
@@ -109,8 +109,8 @@ def test_restoring_is_the_argmax_of_the_dense_posterior(name, method):
     assert measured.shuffled.total == 0 if name == "absorb" else measured.shuffled.total > 50
 
 
-class Halves(nn.Module):
-    """A network in two halves whose prediction follows from the token that is there."""
+class SplitNetwork(nn.Module):
+    """A network with backbone and head whose prediction depends only on the current token."""
 
     capabilities = Capabilities(features=True)
 
@@ -128,10 +128,10 @@ class Halves(nn.Module):
         return self.table(x_t)
 
 
-def test_the_head_runs_on_corrupted_positions_only_and_no_batch_matters():
+def test_head_runs_only_on_corrupted_positions_for_any_batch():
     torch.manual_seed(0)
     process, method = cedd.roulette(V, p_m=0.5), cedd.get_method("bayes")
-    model = Halves(V + 1)
+    model = SplitNetwork(V + 1)
     first = restore(model, process, method, BLOCKS, PaperOptions(t=0.3, batch=64))
     assert model.rows_seen == first.all.total < BLOCKS.numel() / 2
     second = restore(lambda x, sigma: model.head(model.table(x)), process, method, BLOCKS, PaperOptions(t=0.3, batch=7))
@@ -141,7 +141,7 @@ def test_the_head_runs_on_corrupted_positions_only_and_no_batch_matters():
     assert not torch.equal(first.all.totals, other.all.totals)
 
 
-def test_a_network_that_knows_restores_all():
+def test_ideal_network_restores_everything():
     """Every block repeats one token, and the network takes the majority."""
     blocks = torch.arange(V).repeat_interleave(50)[:, None].expand(-1, 16)
 
@@ -155,7 +155,7 @@ def test_a_network_that_knows_restores_all():
     assert share.ci95[0] > 0.95
 
 
-def test_what_cannot_be_restored_is_refused():
+def test_invalid_restore_input_is_rejected():
     model, process = random_network(cedd.uniform(V), LENGTH, seed=0), cedd.uniform(V)
     method = cedd.get_method("cedd")
     with pytest.raises(ValueError, match="autoregressive"):
@@ -205,14 +205,14 @@ def test_accented_letters_are_letters():
     assert (seen.broken_others.count, seen.broken_others.total) == (1, 4)
 
 
-def test_what_was_made_has_no_interval():
+def test_inserted_error_share_has_no_interval():
     """The number of errors is fixed; only the outcomes vary."""
     record = outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8).record()
     assert record["before"] == {"share": 0.25, "count": 20, "total": 80}
     assert record["after"]["low"] < record["after"]["share"] < record["after"]["high"]
 
 
-def test_exchanged_neighbours_are_one_mistake():
+def test_transposed_letters_count_as_one_mistake():
     original, corrupted = "the cat sat on mats", "teh act ast on amts"
     corrected = "the act sst on maxs"  # fixed, missed, altered; half of the last is right, and what was right is broken
     seen = outcomes(original, corrupted, corrected, unit=8, span=2)
@@ -230,14 +230,14 @@ def test_exchanged_neighbours_are_one_mistake():
     assert seen.fixed.totals.tolist() == [2, 2, 0]
 
 
-def test_texts_of_other_lengths_are_refused():
+def test_texts_of_different_or_zero_length_are_rejected():
     with pytest.raises(ValueError, match="same length"):
         outcomes("abc", "abc", "ab")
     with pytest.raises(ValueError, match="at least one character"):
         outcomes("", "", "")
 
 
-def test_the_plot_is_written(tmp_path):
+def test_plot_is_written(tmp_path):
     made = [
         CorrectionResult(
             way, {"threshold": threshold}, outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8)

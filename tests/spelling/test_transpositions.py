@@ -1,4 +1,4 @@
-"""Letters that changed places: judged by the chain rule, in few readings, and made together or not at all."""
+"""Transposed letters: scored by the chain rule in few passes, and corrected together or not at all."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ from cedd.spelling.transpositions import (
     with_transpositions,
 )
 from cedd.tasks import correct
-from tests.tasks.models import mending
+from tests.tasks.models import fixer
 
 NOISE = 0.07  # the process's rate of wrong tokens in these tests
 
@@ -41,7 +41,7 @@ def scores_of(gain, **given):
 
 @settings(max_examples=50, deadline=None)
 @given(beliefs=st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5), x=st.integers(0, 4))
-def test_what_was_believed_before_the_token_was_seen(beliefs, x):
+def test_leave_one_out_recovers_prior_beliefs(beliefs, x):
     g = torch.tensor([beliefs], dtype=torch.float64)
     g = g / g.sum()
     tokens = torch.tensor([[x, *range(5)]])
@@ -51,7 +51,7 @@ def test_what_was_believed_before_the_token_was_seen(beliefs, x):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), share=st.floats(0.001, 0.5))
-def test_odds_are_those_of_the_joint_probability(seed, share):
+def test_log_odds_match_joint_probability(seed, share):
     """Of all texts of five letters, each with a probability: g is exact, and so is log p(ba) / p(ab)."""
     generator = np.random.default_rng(seed)
     joint, ids = generator.dirichlet(np.ones(3**5)).reshape([3] * 5) + 1e-6, generator.integers(0, 3, 5)
@@ -71,7 +71,7 @@ def test_odds_are_those_of_the_joint_probability(seed, share):
     assert np.isfinite(swaps.log_odds).sum() <= READINGS
 
 
-def test_only_different_letters_of_one_case_change_places():
+def test_only_different_letters_of_same_case_are_candidates():
     tokenizer = CharTokenizer("abcABC 1é")
     swaps = Transpositions(scores_of, 0.1, letter_groups(tokenizer), 13)
     ids, free = tokenizer.encode("abb a1cBACéab")[:13], np.ones(13, bool)
@@ -85,7 +85,7 @@ def test_only_different_letters_of_one_case_change_places():
 
 @settings(max_examples=50, deadline=None)
 @given(gains=st.lists(st.floats(-5, 5), min_size=1, max_size=80), data=st.data())
-def test_a_reading_has_pairs_that_are_far_apart(gains, data):
+def test_pairs_of_one_pass_are_far_apart(gains, data):
     places = np.array(sorted(data.draw(st.sets(st.integers(0, len(gains) - 1)))), dtype=np.intp)
     groups = far_apart(places, np.array(gains))
     together = [place for group in groups for place in group.tolist()]
@@ -98,18 +98,18 @@ def test_a_reading_has_pairs_that_are_far_apart(gains, data):
         assert max(places, key=lambda place: gains[place]) in together or gains.count(max(gains)) > 1
 
 
-def test_a_transposition_stands_against_other_letters_and_other_transpositions():
+def test_transposition_competes_with_replacements_and_transpositions():
     own, confidence = np.array([0.9, 0.9, 0.9, 0.1, 0.9]), np.array([0.1, 0.1, 0.1, 0.9, 0.1])
     before, ids = scores_of(np.zeros(5), own=own, confidence=confidence), np.arange(5)
     nothing = -np.inf
     after, firsts = with_transpositions(before, ids, np.array([1.0, 3.0, 2.0, 1.5, nothing]))
-    assert firsts.tolist() == [1]  # of those that overlap the likeliest; the last is less likely than another letter
+    assert firsts.tolist() == [1]  # the most likely of the overlapping ones; the last is less likely than a replacement
     assert after.best[1:3].tolist() == [2, 1]
     assert after.log_odds[1:3] == pytest.approx([3.0, 3.0])
     assert (after.own[[0, 3, 4]] == own[[0, 3, 4]]).all()
 
 
-def test_both_letters_are_changed_or_none():
+def test_both_letters_of_a_pair_change_or_neither():
     """The pair (0, 1) has a stronger change within the reach of its second letter only."""
     own = np.array([0.1, 0.1, 0.9, 0.9, 0.01])
     scores = scores_of(np.zeros(5), own=own, confidence=1 - own)
@@ -120,8 +120,8 @@ def test_both_letters_are_changed_or_none():
 
 
 def alphabetical(monkeypatch, length=32):
-    """A model that knows where every letter of the alphabet stands, and looks at nothing else."""
-    loaded = mending("uniform", length, CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
+    """A model that predicts each letter from its position in the alphabet alone."""
+    loaded = fixer("uniform", length, CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
 
     def features(x_t, sigma):
         return torch.arange(x_t.shape[1]).expand(x_t.shape)[..., None].float() % 26
@@ -131,8 +131,8 @@ def alphabetical(monkeypatch, length=32):
     return loaded
 
 
-def test_a_swap_is_made_and_shown_as_two_changes(monkeypatch):
-    """Each letter by itself is not doubted enough: at a rate of mistakes of 1 in 1,000 it stays."""
+def test_swap_is_reported_as_two_changes(monkeypatch):
+    """Each letter alone is not suspicious enough: with an error rate of 1 in 2,000 it stays."""
     loaded = alphabetical(monkeypatch)
     given, meant = "abcdefghikjlmnopqrstuvwxyz", "abcdefghijklmnopqrstuvwxyz"
     usual: dict[str, Any] = {"rate": 0.0005, "t": 0.05}
@@ -146,7 +146,7 @@ def test_a_swap_is_made_and_shown_as_two_changes(monkeypatch):
         correct(loaded, given, swaps=1.0)
 
 
-def test_a_swap_is_not_taken_back_by_halves(monkeypatch):
+def test_swap_is_not_half_reverted(monkeypatch):
     loaded = alphabetical(monkeypatch)
     given = "abcdefghikjlmnopqrstuvwxyz"
     half = np.where(np.arange(26) < 10, 0.0, 9.0)  # surprising from the pair's second letter on

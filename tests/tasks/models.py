@@ -1,4 +1,4 @@
-"""Models without training for the tests of tasks: one that corrects known letters, and small random transformers."""
+"""Untrained models for the tests of tasks: one that corrects known letters, and small random transformers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +17,8 @@ from cedd.network import Capabilities
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
 
 
-class Mender(nn.Module):
-    """Believes that q was meant as a (0.9), that z was meant as y (0.6, or else z), and all else as it stands."""
+class LetterFixer(nn.Module):
+    """Predicts a for q (0.9), y for z (0.6, otherwise z), and all other letters unchanged."""
 
     capabilities = Capabilities(features=True)
     has_mask = True
@@ -28,14 +28,14 @@ class Mender(nn.Module):
         V = tokenizer.vocab_size
         table = torch.eye(V) * 0.98 + 0.02 / V
 
-        def believe(token: str, beliefs: dict[str, float]) -> None:
+        def predict(token: str, predictions: dict[str, float]) -> None:
             row = int(tokenizer.encode(token)[0])
-            table[row] = (1 - sum(beliefs.values())) / V
-            for letter, probability in beliefs.items():
+            table[row] = (1 - sum(predictions.values())) / V
+            for letter, probability in predictions.items():
                 table[row, int(tokenizer.encode(letter)[0])] += probability
 
-        believe("q", {"a": 0.9})
-        believe("z", {"y": 0.6, "z": 0.39})
+        predict("q", {"a": 0.9})
+        predict("z", {"y": 0.6, "z": 0.39})
         self.register_buffer("table", table.log())
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -45,10 +45,10 @@ class Mender(nn.Module):
         return self.get_buffer("table")[features[..., 0].long().clamp_max(len(self.get_buffer("table")) - 1)]
 
 
-def mending(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | None = None) -> LoadedModel:
+def fixer(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | None = None) -> LoadedModel:
     chosen = tokenizer or CharTokenizer(ALPHABET)
     made = getattr(cedd, process)(chosen.vocab_size)
-    model = Mender(chosen)
+    model = LetterFixer(chosen)
     folder = ModelFolder(model, made, cedd.get_method("cedd"), chosen, length, {}, Path())  # pyright: ignore
     return LoadedModel(folder, torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""Models that write blocks: texts of any length, prompts, likelihoods, the command line; and long texts of others."""
+"""Block diffusion models: texts of any length, prompts, likelihoods, the command line; long texts of other models."""
 
 import itertools
 import json
@@ -60,10 +60,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> cedd.LanguageModel:
     return cedd.load(save_random(tmp_path_factory.mktemp("models") / "whole", "absorb", "cedd"), device="cpu")
 
 
-# ---- writing ----------------------------------------------------------------------------------------------------
+# ---- generation -------------------------------------------------------------------------------------------------
 
 
-def test_a_text_of_any_length_begins_like_a_longer_one(absorb: cedd.LanguageModel) -> None:
+def test_shorter_text_is_prefix_of_longer_text(absorb: cedd.LanguageModel) -> None:
     (longest,) = absorb.generate(length=100, seed=1, sampler="first-hitting")
     assert len(longest) == 100
     for length in (7, 32):
@@ -72,7 +72,7 @@ def test_a_text_of_any_length_begins_like_a_longer_one(absorb: cedd.LanguageMode
 
 
 @pytest.mark.parametrize("prompt", ["T", "The cat sat on the mat and the dog sat there too."])
-def test_a_prompt_of_any_length(absorb: cedd.LanguageModel, prompt: str) -> None:
+def test_prompts_of_any_length(absorb: cedd.LanguageModel, prompt: str) -> None:
     texts = absorb.generate(2, prompt=prompt, length=60, seed=2, steps=2)
     assert all(text.startswith(prompt) and len(text) == 60 for text in texts)
     assert texts == [
@@ -83,13 +83,13 @@ def test_a_prompt_of_any_length(absorb: cedd.LanguageModel, prompt: str) -> None
 
 
 @pytest.mark.slow
-def test_every_process_writes(roulette: cedd.LanguageModel) -> None:
+def test_roulette_blocks_with_several_samplers(roulette: cedd.LanguageModel) -> None:
     for sampler in ("analytic", "euler", "gibbs"):
         (text,) = roulette.generate(length=50, seed=1, steps=3, sampler=sampler)
         assert len(text) == 50
 
 
-def test_until_the_end_of_the_text(tmp_path: Path) -> None:
+def test_until_end_stops_at_end_token(tmp_path: Path) -> None:
     pieces = BPETokenizer.train(["a cat sat on a mat, and the dog sat there. " * 20], 270)
     model = cedd.load(save_blocks(tmp_path / "pieces", tokenizer=pieces), device="cpu")
     assert pieces.eos_id is not None
@@ -111,7 +111,7 @@ def test_until_the_end_of_the_text(tmp_path: Path) -> None:
         cedd.load(save_blocks(tmp_path / "chars"), device="cpu").generate(until_end=True)
 
 
-def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
+def test_infill_supports_only_blanks_at_end(absorb: cedd.LanguageModel) -> None:
     assert absorb.infill("The cat ____{9}", seed=1, steps=2).startswith("The cat ")
     with pytest.raises(ValueError, match="no text can be given in a block after one with a blank"):
         absorb.infill("The ____{8} sat on the mat.", seed=1)
@@ -126,7 +126,7 @@ def test_only_the_end_of_a_text_is_written(absorb: cedd.LanguageModel) -> None:
         ("roulette", lambda m: m.generate(constraint=regex("a+")), "^a constraint on the text .* needs a model"),
     ],
 )
-def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_called(
+def test_unsupported_control_is_rejected_before_calling_network(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, which: str, call: Any, message: str
 ) -> None:
     model: cedd.LanguageModel = request.getfixturevalue(which)
@@ -138,8 +138,8 @@ def test_control_that_blocks_lack_is_refused_in_one_line_before_the_network_is_c
 
 
 @pytest.mark.slow
-def test_particles_write_texts_of_any_length(absorb: cedd.LanguageModel) -> None:
-    """After prompts of any length, in a language across blocks, and towards a reward of texts."""
+def test_particles_with_prompts_constraints_and_rewards(absorb: cedd.LanguageModel) -> None:
+    """With prompts of any length, a constraint across blocks, and a reward on texts."""
     seen: list[str] = []
 
     def reward(texts: list[str]) -> list[float]:
@@ -163,8 +163,8 @@ def test_particles_write_texts_of_any_length(absorb: cedd.LanguageModel) -> None
     assert texts != absorb.generate(3, prompt="The", length=16, seed=1)
 
 
-def test_particles_of_texts_that_end(tmp_path: Path) -> None:
-    """A reward does not see what follows the end."""
+def test_particle_reward_ignores_text_after_end(tmp_path: Path) -> None:
+    """A reward does not receive what follows the end token."""
     pieces = BPETokenizer.train(["a cat sat on a mat, and the dog sat there. " * 20], 270)
     model = cedd.load(save_blocks(tmp_path / "pieces", tokenizer=pieces), device="cpu")
     assert pieces.eos_id is not None
@@ -175,13 +175,13 @@ def test_particles_of_texts_that_end(tmp_path: Path) -> None:
     assert sum(map(len, texts)) < sum(map(len, longer))
 
 
-def test_a_model_in_blocks_corrects_nothing(roulette: cedd.LanguageModel) -> None:
+def test_block_model_does_not_support_correction(roulette: cedd.LanguageModel) -> None:
     with pytest.raises(ValueError, match="correction is not available for block diffusion models"):
         roulette.correct("teh cat", engine="letters")
 
 
-def test_others_write_long_texts_in_parts(whole: cedd.LanguageModel) -> None:
-    """Each of at most half of what the model reads, after as much text before it."""
+def test_other_models_generate_long_texts_in_parts(whole: cedd.LanguageModel) -> None:
+    """Each part has at most half the context length, and follows as much preceding text."""
     seen: list[Tensor] = []
     texts = whole.generate(
         2, length=90, prompt="The", seed=1, steps=4, callback=lambda step, t, x: seen.append(x.clone())
@@ -194,7 +194,7 @@ def test_others_write_long_texts_in_parts(whole: cedd.LanguageModel) -> None:
 # ---- the command line -------------------------------------------------------------------------------------------
 
 
-def test_sample_says_how_it_writes_beyond_the_context(
+def test_sample_notes_how_text_beyond_context_is_generated(
     absorb: cedd.LanguageModel, whole: cedd.LanguageModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--length", "70", "--seed", "1", "--device", "cpu", "--json", "--steps", "2"]
@@ -213,9 +213,7 @@ def test_sample_says_how_it_writes_beyond_the_context(
         assert not capsys.readouterr().err
 
 
-def test_particles_and_guidance_on_the_command_line(
-    absorb: cedd.LanguageModel, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_particles_and_guidance_on_command_line(absorb: cedd.LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sample", str(absorb.folder.path), "--length", "12", "--seed", "1", "--device", "cpu", "--prompt", "The "]
     assert main([*words, "--regex", "[a-e]{3} [a-e]+", "--particles", "3", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -225,7 +223,7 @@ def test_particles_and_guidance_on_the_command_line(
     assert capsys.readouterr().out.startswith("The ")
 
 
-def test_sample_is_watched_and_replayed(
+def test_sample_watch_and_html_replay(
     absorb: cedd.LanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "x.html"
@@ -245,7 +243,7 @@ def test_sample_is_watched_and_replayed(
 
 
 def nats_of(model: cedd.LanguageModel, text: str, first: int = 0) -> float:
-    """-log p(text from token `first` on | what is before), by all orders of each block, written out."""
+    """-log p(text from token `first` on | what is before), by explicit enumeration of all orders of each block."""
     ids = torch.from_numpy(model.tokenizer.encode(text))
     total = 0.0
     for start in range(0, len(ids), BLOCK):
@@ -268,8 +266,8 @@ def nats_of(model: cedd.LanguageModel, text: str, first: int = 0) -> float:
 
 
 @pytest.mark.parametrize("text", ["The", "The cat.", pytest.param("The cat sat on", marks=pytest.mark.slow)])
-def test_the_perplexity_of_a_text_of_any_length(absorb: cedd.LanguageModel, text: str) -> None:
-    """A last block that is not full is a shorter block."""
+def test_perplexity_of_text_of_any_length(absorb: cedd.LanguageModel, text: str) -> None:
+    """An incomplete last block is treated as a shorter block."""
     expected = nats_of(absorb, text) / len(text)
     found = absorb.perplexity(text)
     assert (found.bound, found.stderr) == ("exact", 0.0)
@@ -281,14 +279,14 @@ def test_the_perplexity_of_a_text_of_any_length(absorb: cedd.LanguageModel, text
 
 
 @pytest.mark.parametrize("bound", ["tight", "importance"])
-def test_texts_of_a_list_are_measured_as_alone(absorb: cedd.LanguageModel, bound: Figure) -> None:
+def test_perplexity_of_list_matches_single_texts(absorb: cedd.LanguageModel, bound: Figure) -> None:
     texts = ["The cat.", "The", "The mat.", "The dog sat"]
     found = absorb.perplexity(texts, bound=bound, draws=4, orders=4)
     alone = [absorb.perplexity(text, bound=bound, draws=4, orders=4) for text in texts]
     assert found == pytest.approx(alone, rel=1e-5)
 
 
-def test_a_long_text_is_measured_in_pieces(absorb: cedd.LanguageModel, roulette: cedd.LanguageModel) -> None:
+def test_long_text_perplexity_is_computed_in_pieces(absorb: cedd.LanguageModel, roulette: cedd.LanguageModel) -> None:
     text = "The cat sat on the mat and the dog sat there."  # 32 tokens, and 13
     assert absorb.perplexity(text).nats_per_token == pytest.approx(
         (nats_of(absorb, text[:32]) + nats_of(absorb, text[32:])) / len(text), rel=1e-5
@@ -300,7 +298,7 @@ def test_a_long_text_is_measured_in_pieces(absorb: cedd.LanguageModel, roulette:
         roulette.perplexity(text, bound="exact")
 
 
-def test_answers_after_a_prompt_that_ends_within_a_block(absorb: cedd.LanguageModel) -> None:
+def test_answer_likelihood_after_prompt_ending_within_block(absorb: cedd.LanguageModel) -> None:
     """Exact: the answer's tokens in each block, given those before them."""
     found = absorb.log_likelihood("The cat", [" sat", " ran off."])
     for one, answer in zip(found, (" sat", " ran off."), strict=True):
@@ -308,7 +306,7 @@ def test_answers_after_a_prompt_that_ends_within_a_block(absorb: cedd.LanguageMo
         assert float(one) == pytest.approx(expected, abs=1e-4 if one.exact else 6 * one.stderr)
 
 
-def test_answers_of_a_model_that_shuffles_are_ranked_by_whole_blocks(roulette: cedd.LanguageModel) -> None:
+def test_answers_of_shuffling_model_are_scored_by_whole_blocks(roulette: cedd.LanguageModel) -> None:
     scores = TextLikelihoods(roulette, draws=4)
     assert scores.kind == "joint"
     pieces = [(len(before), len(piece)) for before, piece in scores._pieces(*scores.encoded("The cat", " sat on."))]
@@ -319,22 +317,22 @@ def test_answers_of_a_model_that_shuffles_are_ranked_by_whole_blocks(roulette: c
         roulette.log_likelihood("The cat", [" sat"], protocol="llada")
 
 
-def test_a_long_context_is_cut_at_blocks(absorb: cedd.LanguageModel) -> None:
+def test_long_context_is_cut_at_block_boundary(absorb: cedd.LanguageModel) -> None:
     scores = TextLikelihoods(absorb)
     context, answer = "a" * 50, "b" * 7
     pieces = [(len(before), len(piece)) for before, piece in scores._pieces(*scores.encoded(context, answer))]
     assert pieces == [(28 + 2, 2), (28, 4), (28, 1)]
 
 
-def test_a_model_in_blocks_judges(absorb: cedd.LanguageModel) -> None:
+def test_block_model_as_judge(absorb: cedd.LanguageModel) -> None:
     judge = ModelJudge(absorb.folder.path, device="cpu", draws=64)
     (judged,) = judge.judge(["The cat sat on"])
     assert judged.tokens == 14
     assert judged.nats > nats_of(absorb, "The cat sat on") - 4 * judged.stderr
 
 
-def test_tokens_of_a_block_that_are_known(absorb: cedd.LanguageModel) -> None:
-    """`GivenPast` within a block, and at the end of a text, is the layout of whole blocks with the others masked."""
+def test_given_past_matches_layout_of_whole_blocks(absorb: cedd.LanguageModel) -> None:
+    """`GivenPast` within a block, or at the end of a text, equals the layout of whole blocks with the rest masked."""
     ids = torch.randint(absorb.process.vocab_size, (2, 12))
     model, sigma = GivenPast(absorb.model, BLOCK), torch.rand(2)
     x_t = torch.cat([ids[:, :10], torch.full((2, 2), absorb.process.vocab_size)], 1)

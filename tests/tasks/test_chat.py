@@ -1,4 +1,4 @@
-"""Answers by a model's chat template."""
+"""Answers generated with a model's chat template."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> cedd.LanguageModel:
 
 
 def greedy(model: cedd.LanguageModel, ids: list[int], most: int) -> list[int]:
-    """The likeliest tokens one after another, none without text, up to the first that ends a text."""
+    """Greedy decoding, without tokens that have no text, up to the first token that ends a text."""
     written: list[int] = []
     for _ in range(most):
         outputs = model.original_logits(torch.tensor([[*ids, *written]]))[0, -1]
@@ -50,7 +50,7 @@ def greedy(model: cedd.LanguageModel, ids: list[int], most: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_answer_is_what_follows_the_template(tmp_path: Path, seed: int) -> None:
+def test_answer_continues_chat_template(tmp_path: Path, seed: int) -> None:
     folder = published(tmp_path / "llama", "llama")
     plain_llama.save_file(plain_llama.random_weights("llama", seed), folder / "model.safetensors")
     model = cedd.import_model(folder, device="cpu")
@@ -62,8 +62,8 @@ def test_an_answer_is_what_follows_the_template(tmp_path: Path, seed: int) -> No
     assert model.chat("w7 w8", length=10, temperature=0) == [expected]
 
 
-def test_the_start_token_is_read_once(model: cedd.LanguageModel, tmp_path: Path) -> None:
-    assert chat_template(model, "w9").ids[:2].tolist() == [4, 9]  # the network has read the start token
+def test_start_token_is_not_duplicated(model: cedd.LanguageModel, tmp_path: Path) -> None:
+    assert chat_template(model, "w9").ids[:2].tolist() == [4, 9]  # the network reads the start token itself
     llada = cedd.import_model(published(tmp_path / "llada", "llada"), device="cpu", mask_id=20)
     assert chat_template(llada, "w9").ids[:3].tolist() == [BOS, 4, 9]
     assert chat_template(llada, "w9").width == llada.length
@@ -72,8 +72,8 @@ def test_the_start_token_is_read_once(model: cedd.LanguageModel, tmp_path: Path)
     assert all(word.startswith("w") or word in ("user", "assistant") for word in answer.split())
 
 
-def test_a_prompt_is_read_without_a_start_token_where_the_tokenizer_adds_none(tmp_path: Path) -> None:
-    """As by the original: `add_bos_token` of tokenizer_config.json is false for Qwen."""
+def test_prompt_has_no_start_token_if_tokenizer_adds_none(tmp_path: Path) -> None:
+    """As in the original: `add_bos_token` in tokenizer_config.json is false for Qwen."""
     folder = published(tmp_path / "qwen2", "qwen2", TEMPLATE.removeprefix("{{ bos_token }}"))
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -93,8 +93,8 @@ def test_a_prompt_is_read_without_a_start_token_where_the_tokenizer_adds_none(tm
     assert spoken["add_bos_token"] is False
 
 
-def test_an_answer_ends_where_the_template_ends_it(tmp_path: Path) -> None:
-    """With a token that neither config.json nor the tokenizer lists as an end, as for LLaDA and Dream."""
+def test_answer_ends_at_end_token_of_template(tmp_path: Path) -> None:
+    """Neither config.json nor the tokenizer lists this token as an end, as for LLaDA and Dream."""
     leave = "{% if tools is not none %}{% break %}{% endif %}"
     turns = "{% for one in messages %}<turn>{{ one.content | trim }} <pad> " + leave + "{% endfor %}"
     folder = published(tmp_path / "llada", "llada", turns)
@@ -111,7 +111,7 @@ def test_an_answer_ends_where_the_template_ends_it(tmp_path: Path) -> None:
     assert refusing.tokenizer.ends == (END, OTHER_END)
 
 
-def test_texts_of_a_batch_end_by_themselves(model: cedd.LanguageModel) -> None:
+def test_texts_of_batch_end_independently(model: cedd.LanguageModel) -> None:
     together = model.generate(12, length=14, until_end=True, seed=5)
     assert len({len(text.split()) for text in together}) > 1
     assert together[7] == model.generate(8, length=14, until_end=True, seed=5, batch=3)[7]
@@ -120,19 +120,19 @@ def test_texts_of_a_batch_end_by_themselves(model: cedd.LanguageModel) -> None:
     assert [text.strip() for text in together] == ends
 
 
-def test_words_after_a_prompt_have_their_space(model: cedd.LanguageModel) -> None:
-    """Tokenizers of words write none before the first."""
+def test_word_after_prompt_is_separated_by_space(model: cedd.LanguageModel) -> None:
+    """Word tokenizers write no space before the first word."""
     text = model.generate(1, length=5, prompt="w7 w8", seed=5)[0]
     assert text.startswith("w7 w8 ")
     assert len(text.split()) == 5
 
 
-def test_an_answer_in_a_language(model: cedd.LanguageModel) -> None:
+def test_chat_with_constraint(model: cedd.LanguageModel) -> None:
     found = model.chat("w7", 3, length=6, constraint=cedd.constraints.choice(["w10 w11", "w12"]), seed=1)
     assert set(found) <= {"w10 w11", "w12"}
 
 
-def test_the_command_prints_the_answer(model: cedd.LanguageModel, tmp_path: Path, capsys) -> None:
+def test_sample_command_prints_chat_answer(model: cedd.LanguageModel, tmp_path: Path, capsys) -> None:
     model.save_pretrained(tmp_path / "ours")
     words = ["sample", str(tmp_path / "ours"), "--chat", "w7 w8", "--length", "10", "--temperature", "0"]
     assert main([*words, "--device", "cpu", "--json"]) == 0
@@ -141,7 +141,7 @@ def test_the_command_prints_the_answer(model: cedd.LanguageModel, tmp_path: Path
     assert capsys.readouterr().err == "cedd: error: --chat and --prompt cannot be combined; use one of them\n"
 
 
-def test_a_model_in_blocks_answers_in_a_language(tmp_path: Path) -> None:
+def test_block_model_chat_with_constraint(tmp_path: Path) -> None:
     folder = published(tmp_path / "sdar", "sdar")
     model = cedd.import_model(folder, device="cpu", mask_id=3)
     language = regex("(w7|w8)( w9)*")
@@ -150,7 +150,7 @@ def test_a_model_in_blocks_answers_in_a_language(tmp_path: Path) -> None:
         cedd.import_model(folder, device="cpu").chat("w7 w8", length=6, constraint=language)
 
 
-def test_what_cannot_be_answered_is_one_line(model: cedd.LanguageModel, tmp_path: Path) -> None:
+def test_invalid_chat_requests_are_rejected(model: cedd.LanguageModel, tmp_path: Path) -> None:
     plain = cedd.import_model(published(tmp_path / "plain", "llama", template=None), device="cpu")
     assert isinstance(plain.tokenizer, JSONTokenizer)
     with pytest.raises(ValueError, match="has no chat template; give the prompt as text"):

@@ -1,4 +1,4 @@
-"""Languages, particles, guidance and labels through `LanguageModel`: what comes out, and what is refused."""
+"""Constraints, particles, guidance and labels through `LanguageModel`: results and errors."""
 
 import itertools
 import json
@@ -68,13 +68,13 @@ LANGUAGES = {
         )
     ),
 )
-def test_every_text_is_in_the_language(models, name, how):
+def test_texts_satisfy_constraint(models, name, how):
     for language in LANGUAGES[name]:
         texts = models[name].generate(2, length=6, constraint=language, seed=1, **how)
         assert all(language.matches(text) for text in texts)
 
 
-def test_a_prompt_is_followed_by_the_language(models):
+def test_constraint_applies_after_prompt(models):
     for name, prompt in (("bpe", "the cat "), ("bpe", "a dog"), ("padded", "so, "), ("char", "on ")):
         language = regex("[a-d]{3}")
         for text in models[name].generate(3, prompt=prompt, constraint=language, seed=0):
@@ -82,8 +82,8 @@ def test_a_prompt_is_followed_by_the_language(models):
             assert language.matches(text.removeprefix(prompt)), (name, text)
 
 
-def test_the_text_ends_where_its_tokens_say(models):
-    """What follows a token that ends texts is not written."""
+def test_text_stops_at_end_token(models):
+    """Nothing that follows an end token is written."""
     for name in ("padded", "bpe"):
         texts = models[name].generate(5, length=20, constraint=choice(["yes", "no"]), seed=0)
         assert set(texts) <= {"yes", "no"}
@@ -94,7 +94,7 @@ def test_the_text_ends_where_its_tokens_say(models):
     [
         ("bpe", choice(["yes", "no"]), 4),  # three bytes and the end
         ("char", choice(["yes", "no"]), 3),
-        ("char", regex("[a-z]{2,900}"), 20),  # twice the shortest and 16
+        ("char", regex("[a-z]{2,900}"), 20),  # twice the shortest length plus 16
         *(
             pytest.param("padded", regex(pattern), tokens, marks=pytest.mark.slow)
             for pattern, tokens in (("[a-z]{2,900}", 21), ("[a-z]+", 24))
@@ -102,13 +102,13 @@ def test_the_text_ends_where_its_tokens_say(models):
         ("bpe", regex("(?s).*"), 24),
     ],
 )
-def test_the_length_without_one(models, name, language, expected):
+def test_default_length_under_constraint(models, name, language, expected):
     seen: list[int] = []
     models[name].generate(1, constraint=language, seed=0, callback=lambda step, t, x: seen.append(x.shape[1]))
     assert set(seen) == {expected}
 
 
-def test_blanks_have_constraints_of_their_own(models):
+def test_each_blank_can_have_its_own_constraint(models):
     for name in ("bpe", "char"):
         found = models[name].infill(
             "the ____{4} sat on ______ at ____{2}.", 4, [regex("[a-f]{4}"), None, regex("[0-9]{2}")]
@@ -119,8 +119,8 @@ def test_blanks_have_constraints_of_their_own(models):
         assert all(re.fullmatch("[a-f]{3} and [a-f]{3}", text) for text in both)
 
 
-def test_blanks_of_long_texts(models):
-    """Filled in windows, each with the constraint of the blanks that it decides."""
+def test_constrained_blanks_of_long_texts(models):
+    """They are filled in windows, each with the constraints of its own blanks."""
     model = models["char"]
     text = "a cat sat on the mat, ____{4} and then the dog came in from the garden ____{3}. it was a dog, ____{4}."
     for found in model.infill(text, 2, regex("[a-c]+"), seed=0):
@@ -131,7 +131,7 @@ def test_blanks_of_long_texts(models):
         model.infill(text.replace("____{3}", "____{20}"), constraint=regex("[a-c]+"))
 
 
-def test_json(models):
+def test_generated_json_follows_schema(models):
     schema = {"type": "object", "properties": {"a": {"enum": ["b", 1]}, "c": {"type": "boolean"}}, "required": ["a"]}
     for name in ("bpe", "padded"):
         for text in models[name].generate(4, constraint=json_schema(schema), seed=2):
@@ -140,14 +140,14 @@ def test_json(models):
             assert set(value) <= {"a", "c"}
 
 
-def test_seeds_and_batches(models):
+def test_constrained_texts_depend_on_seed_not_on_batch(models):
     model, how = models["bpe"], {"constraint": regex("[a-e ]{3,9}"), "length": 9}
     together = model.generate(5, seed=4, **how)
     assert model.generate(5, seed=4, batch=2, **how) == together
     assert model.generate(2, seed=4, **how) == together[:2]
 
 
-def test_autoregressive_models(tmp_path):
+def test_autoregressive_model_with_constraint(tmp_path):
     model = load(save_random(tmp_path / "ar", "absorb", "ar", tokenizer=TOKENIZERS["bpe"](), length=24), "cpu")
     language = regex("[a-e]{3}( [0-9]+)?")
     texts = model.generate(4, length=8, prompt="the ", constraint=language, seed=0)
@@ -177,7 +177,7 @@ def test_autoregressive_models(tmp_path):
         (lambda m: m.infill("a" * 30 + "____", particles=2), "particles need a text of at most 24 tokens"),
     ],
 )
-def test_refused_in_one_line(models, call, message):
+def test_impossible_requests_give_one_line_errors(models, call, message):
     with pytest.raises(ValueError, match=message) as caught:
         call(models["char"])
     assert "\n" not in str(caught.value)
@@ -186,7 +186,7 @@ def test_refused_in_one_line(models, call, message):
 # Particles, rewards, guidance
 
 
-def test_particles_of_texts(models):
+def test_particles_return_weighted_texts(models):
     model, language = models["bpe"], choice(["yes", "no", "cat"])
     sets = model.particles(2, 6, prompt="a ", constraint=language, seed=0)
     for one in sets:
@@ -201,7 +201,7 @@ def test_particles_of_texts(models):
 
 
 @pytest.mark.slow
-def test_rewards_of_texts_steer(models):
+def test_reward_steers_generated_texts(models):
     seen: list[list[str]] = []
 
     def letters(texts: list[str]) -> list[float]:
@@ -215,7 +215,7 @@ def test_rewards_of_texts_steer(models):
     assert sum(steered) > 2 * sum(plain) + 3
 
 
-def test_guidance_by_the_prompt(models):
+def test_guidance_by_prompt(models):
     model, how = models["char"], {"prompt": "the cat ", "length": 16, "sampler": "first-hitting", "seed": 3}
     plain = model.generate(3, **how)
     assert model.generate(3, guidance=1.0, **how) == plain
@@ -228,7 +228,7 @@ def test_guidance_by_the_prompt(models):
 # Labels
 
 
-def test_classification_is_bayes_rule(models):
+def test_classify_follows_bayes_rule(models):
     model = models["char"]
     found = model.classify("the cat", ["a", "b", "c"], "{text} is {label}")
     values = model.log_likelihood("the cat is ", ["a", "b", "c"])
@@ -242,7 +242,7 @@ def test_classification_is_bayes_rule(models):
     assert turned.log_likelihoods == dict(sorted(zip("ab", values, strict=True), key=lambda pair: -pair[1]))
 
 
-def test_intervals_of_probabilities_contain_those_of_many_draws(models):
+def test_probability_intervals_contain_result_of_many_draws(models):
     model, labels = models["char"], ["abcde", "edcba", "bbbbb"]
     exact = model.classify("the", ["a", "b"])
     assert exact.intervals == {label: (p, p) for label, p in exact.probabilities.items()}
@@ -260,7 +260,7 @@ def test_intervals_of_probabilities_contain_those_of_many_draws(models):
     assert sum(inside) > 0.88 * len(inside)
 
 
-def test_the_calls_of_answers_are_joined(models, monkeypatch):
+def test_answers_share_network_calls(models, monkeypatch):
     model, calls, features = models["char"], [], type(models["char"].model).features
     together = model.log_likelihood("the ", ["abcde", "edcba", "bbbbb"], seed=3)
 
@@ -275,7 +275,7 @@ def test_the_calls_of_answers_are_joined(models, monkeypatch):
     assert len(calls) - separate < 0.6 * separate
 
 
-def test_ranking(models):
+def test_rank_orders_texts_by_likelihood(models):
     model = models["char"]
     found = model.rank(["the", "cat", "abcde"])
     assert [one.text for one in found] == sorted(
@@ -287,7 +287,7 @@ def test_ranking(models):
 
 
 @pytest.mark.parametrize("method", ["ar", "cedd"])
-def test_the_likelihoods_of_all_answers_of_a_length_add_up_to_one(tmp_path, method):
+def test_likelihoods_of_all_answers_of_one_length_sum_to_one(tmp_path, method):
     options: dict[str, Any] = {} if method == "ar" else {"time_input": "none"}
     folder = save_random(tmp_path / "m", "absorb", method, tokenizer=CharTokenizer("abc"), length=8, **options)
     answers = [first + second for first in "abc" for second in "abc"]
@@ -318,7 +318,7 @@ def test_the_likelihoods_of_all_answers_of_a_length_add_up_to_one(tmp_path, meth
         (lambda m: m.classify("a", ["日", "本"]), "the labels '日' and '本' have the same tokens in this model"),
     ],
 )
-def test_invalid_labels_and_texts(models, call, message):
+def test_invalid_labels_and_texts_are_rejected(models, call, message):
     with pytest.raises(ValueError, match=message):
         call(models["char"])
 
@@ -349,13 +349,13 @@ def test_invalid_labels_and_texts(models, call, message):
         (lambda m: m.generate(reward=len), "give their number, for example particles=16"),
     ],
 )
-def test_one_line_for_what_is_no_constraint_or_reward(models, call, message):
+def test_invalid_constraints_and_rewards_give_one_line_errors(models, call, message):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call(models["char"])
     assert "\n" not in str(caught.value)
 
 
-def test_an_error_of_the_reward_is_not_hidden(models):
+def test_reward_exception_is_propagated(models):
     def reward(texts: list[str]) -> list[float]:
         raise KeyError("mine")
 
@@ -366,7 +366,7 @@ def test_an_error_of_the_reward_is_not_hidden(models):
 # The cache
 
 
-def test_compiled_languages_are_kept_on_disk(tmp_path, monkeypatch):
+def test_compiled_constraints_are_cached_on_disk(tmp_path, monkeypatch):
     from cedd.data import token_languages as module
 
     monkeypatch.setattr(module, "SLOW", 0.0)
@@ -379,7 +379,7 @@ def test_compiled_languages_are_kept_on_disk(tmp_path, monkeypatch):
 
     first = compiled("[a-c]+")
     (file,) = (tmp_path / "constraints").iterdir()
-    monkeypatch.setattr(module, "compile_tokens", None)  # from the file from now on
+    monkeypatch.setattr(module, "compile_tokens", None)  # from now on, only the file can provide it
     again = compiled("[a-c]+")
     assert all((one == other).all() for one, other in zip(first.transitions, again.transitions, strict=True))
     assert (first.classes == again.classes).all()
@@ -395,7 +395,7 @@ def test_compiled_languages_are_kept_on_disk(tmp_path, monkeypatch):
     assert len(list((tmp_path / "constraints").iterdir())) == 2
 
 
-def test_a_language_is_compiled_once_for_texts_of_a_given_length(models, monkeypatch):
+def test_constraint_is_compiled_once_for_several_lengths(models, monkeypatch):
     from cedd.data import token_languages as module
 
     compiled = list[bool]()
@@ -410,8 +410,8 @@ def test_a_language_is_compiled_once_for_texts_of_a_given_length(models, monkeyp
     assert compiled == [True]
 
 
-def test_a_language_as_a_constraint_of_cedd_sample():
-    """`language_constraint` makes one with a tokenizer; a language by itself has no tokens."""
+def test_language_constraint_in_cedd_sample():
+    """`language_constraint` combines a language with a tokenizer; a language by itself is rejected."""
     tokenizer, language = CharTokenizer("abc"), regex("[ab]{2,3}")
 
     def network(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:

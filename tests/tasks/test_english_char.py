@@ -1,4 +1,4 @@
-"""What the corrector in the box makes of what people write: accents, addresses, line ends, another language."""
+"""The packaged corrector on everyday text: accents, addresses, line endings, other languages."""
 
 import ast
 import importlib.util
@@ -11,7 +11,7 @@ from cedd.apps.correct.engine import corrector_folder
 from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
 from cedd.apps.correct.suspects import FEATURES
 from cedd.models.locate import pretrained_root
-from tests.readings import reading_once
+from tests.readings import with_cached_features
 
 LATIN = """\
 Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
@@ -28,7 +28,7 @@ but as if nobody in the wprld were asleep.
 
 @pytest.fixture(scope="module")
 def model():
-    return reading_once(cedd.load("english-char", device="cpu"))
+    return with_cached_features(cedd.load("english-char", device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,24 @@ def model():
         "The branch is called fix-utf8-decoder and it is ready.",
     ],
 )
-def test_what_is_spelled_right_stays(model, text):
+def test_correctly_spelled_text_is_unchanged(model, text):
     assert model.correct(text) == text
     assert model.correct(f"{text} It was a drak and stormy nihgt.") == f"{text} It was a dark and stormy night."
 
 
-def test_an_emphasis_is_a_word(model):
+def test_word_with_emphasis_markers_is_corrected(model):
     typed, meant = "It was _teh_ most beautiful thnig in the wolrd.", "It was _the_ most beautiful thing in the world."
     assert model.correct(typed) == meant
 
 
-def test_line_ends_make_no_difference(model):
+def test_line_endings_do_not_affect_corrections(model):
     unix, dos = model.correct(LINES), model.correct(LINES.replace("\n", "\r\n"))
     assert len(unix.changes) >= 4
     assert dos == unix.replace("\n", "\r\n")
 
 
 @pytest.mark.slow
-def test_another_language_is_left_alone_in_several_steps_too(model):
+def test_other_language_is_unchanged_in_several_steps(model):
     assert model.correct(LATIN, engine="letters", steps=8, seed=0, max_surprise=100).changes
     assert not model.correct(LATIN, engine="letters", steps=8, seed=0).changes
 
@@ -75,7 +75,7 @@ RECIEVED A LETTER. See https://example.org/recieved, `recieve()` or ask Ngozi Sz
 """.replace("to\ngether", "to gether")
 
 
-def test_places_of_changes_give_either_text_from_the_other(model):
+def test_change_spans_map_between_original_and_corrected_text(model):
     corrected = model.correct(MISTAKES)
     assert len(corrected.changes) >= 10
     forth, back = corrected.original, str(corrected)
@@ -90,7 +90,7 @@ def test_places_of_changes_give_either_text_from_the_other(model):
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("waht aer you doing tongiht", "what are you doing tonight"),  # no other language, but letters swapped
+        ("waht aer you doing tongiht", "what are you doing tonight"),  # swapped letters, not another language
         ("the qiuck bronw fox jmups oevr the lzay dog", "the quick brown fox jumps over the lazy dog"),
         ("I think every thing in my bed room is too old.", "I think everything in my bedroom is too old."),
         ("Ich weiss nicht, was soll es bedeuten, dass ich so traurig bin.",) * 2,
@@ -99,11 +99,11 @@ def test_places_of_changes_give_either_text_from_the_other(model):
         ("The equation's solution and the method's name are in the manual.",) * 2,
     ],
 )
-def test_sentences(model, written, meant):
+def test_sentences_are_corrected_or_left_unchanged(model, written, meant):
     assert model.correct(written) == meant
 
 
-def test_what_was_corrected_is_right(model):
+def test_corrected_text_needs_no_further_changes(model):
     corrected = model.correct(MISTAKES)
     assert not model.correct(str(corrected)).changes
     assert [change.after for change in corrected.changes] == [
@@ -120,27 +120,27 @@ loved, but she hoped that by the end of the year everybody would write letters w
 and with it a long holiday in which nobody thought of school at all, and the desks stood empty in the quiet rooms."""
 
 
-def test_a_misspelling_is_one_each_time_and_a_name_stays(model):
-    """Not one of the lists, which would be known."""
+def test_repeated_misspelling_is_corrected_and_repeated_name_kept(model):
+    """The misspelling is not in the lists of remembered misspellings."""
     assert model.correct(LESSONS.format("grammer")).count("grammar") >= 6
     for name in ("kwargs", "Szczepaniak", "ormolu", "Grammarly"):
         assert model.correct(LESSONS.format(name)) == LESSONS.format(name)
 
 
-def test_an_ignored_word_is_right_as_a_possessive_too(model):
+def test_ignored_word_includes_its_possessive(model):
     text = "The goverment’s rule was just, and the people liked it."
     assert model.correct(text, ignored_words=["Goverment"]) == text
     assert model.correct(text) == text.replace("goverment", "government")
 
 
-def test_the_lexicon_has_a_weight_for_every_feature():
+def test_lexicon_has_weight_for_every_feature():
     lexicon = load_lexicon(pretrained_root() / "english" / LEXICON_FILE)
     assert lexicon.weights.keys() == {"alone", "network"}
     assert all(weights.keys() == set(FEATURES) for weights in lexicon.weights.values())
 
 
-def test_words_are_corrected_by_the_model_that_its_folder_names(model):
-    """english, beside which the lexicon lies; the network of letters need not be loaded for that."""
+def test_word_engine_uses_model_named_in_folder(model):
+    """That model is english, which has the lexicon; the letter model need not be loaded."""
     letters, words = (pretrained_root() / name for name in ("english-char", "english"))
     text = "He came form London to recieve teh prise, and I hav a speling mistke."
     assert cedd.load(words, device="cpu").correct(text).changes == model.correct(text).changes
@@ -150,15 +150,14 @@ def test_words_are_corrected_by_the_model_that_its_folder_names(model):
 
 
 @pytest.mark.parametrize("option", [{"rate": 0.05}, {"passes": 2}, {"change": "letters"}, {"t": 0.1}])
-def test_no_option_switches_the_engine(model, option):
-    """`rate=0.05`, the documented default, used to."""
+def test_letter_engine_options_do_not_switch_engine(model, option):
     ((name, _),) = option.items()
     with pytest.raises(ValueError, match=f"{name} is an option of the engine 'letters'; use engine='letters'"):
         model.correct("It was a drak nihgt", **option)
     assert model.correct("It was a drak nihgt", engine="letters", **option)
 
 
-def test_all_that_corrects_words_is_32_megabytes_at_most():
+def test_word_corrector_is_at_most_32_megabytes():
     assert sum(file.stat().st_size for file in (pretrained_root() / "english").iterdir()) <= 32_000_000
 
 
@@ -183,7 +182,7 @@ def docstrings(*modules):
     ],
     ids=["a module", "six modules"],
 )
-def test_documentation_is_hardly_touched(model, modules, share):
-    """Words of a trade that books do not have: of six modules fewer than 3 in 1,000, of one perhaps a few more."""
+def test_technical_documentation_is_hardly_changed(model, modules, share):
+    """Technical terms that books do not have: at most 3 changes per 1,000 words in six modules, 6 in one module."""
     text = "\n\n".join(docstrings(*modules))
     assert len(model.correct(text).changes) <= share * len(text.split())

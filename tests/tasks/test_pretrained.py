@@ -1,4 +1,4 @@
-"""Models as folders: saved in every form, found by name, described by a card, given to the hub."""
+"""Model folders: saved in every weight format, found by name, described by a card, uploaded to the hub."""
 
 import json
 import shutil
@@ -23,19 +23,19 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def shelf(tmp_path, monkeypatch):
+def packaged_models(tmp_path, monkeypatch):
     """A package with one model, english-char."""
     monkeypatch.setattr(locating, "pretrained_root", lambda: tmp_path / "pretrained")
     save_random(tmp_path / "pretrained" / "english-char")
     return tmp_path / "pretrained"
 
 
-def test_a_model_is_found_by_its_name(shelf):
+def test_packaged_model_is_found_by_name(packaged_models):
     assert cedd.PRETRAINED == ("english-char",)
-    assert load("english-char", device="cpu").folder.path == shelf / "english-char"
+    assert load("english-char", device="cpu").folder.path == packaged_models / "english-char"
 
 
-def test_a_folder_comes_before_the_package(shelf, run, tmp_path, monkeypatch):
+def test_local_folder_takes_precedence_over_package(packaged_models, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_random(tmp_path / "english-char", "uniform")
     assert load("english-char", device="cpu").process.mask_id is None
@@ -51,14 +51,14 @@ def test_a_folder_comes_before_the_package(shelf, run, tmp_path, monkeypatch):
         ("/no/such/english-char", "no run or model at /no/such/english-char; did you mean english-char?"),
     ],
 )
-def test_a_name_that_is_none_is_said_with_what_was_meant(shelf, run, name, hint):
+def test_unknown_model_name_gets_suggestion(packaged_models, run, name, hint):
     place = str(run.parent)
     with pytest.raises(ValueError) as error:
         load(name.replace("RUNS", place), device="cpu")
     assert str(error.value) == hint.replace("RUNS", place)
 
 
-def test_the_hub_is_asked_for_an_owners_model(shelf, run, monkeypatch):
+def test_owner_model_name_is_downloaded_from_hub(packaged_models, run, monkeypatch):
     asked = []
 
     def download(name, **options):
@@ -86,15 +86,15 @@ def test_the_hub_is_asked_for_an_owners_model(shelf, run, monkeypatch):
         (None, ValueError, "not a name"),
     ],
 )
-def test_a_hub_that_was_not_reached_is_not_one_that_does_not_have_a_model(status, error, said):
+def test_hub_failure_distinguishes_unreachable_hub_from_missing_model(status, error, said):
     failed = error("not a name\nand more about it")
     failed.response = None if status is None else SimpleNamespace(status_code=status)
     assert hub_failure(failed) == said
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_is_the_same_in_every_form(run, tmp_path, form):
-    """float32 exactly; bf16 and int8 with a bound that is 0.2% and 1% from the model's own at most."""
+def test_model_round_trips_in_every_weight_format(run, tmp_path, form):
+    """float32 is exact; with bf16, int8 and deflated weights the bound changes by at most 0.2%, 1% and 2%."""
     model = load(run, device="cpu")
     model.save_pretrained(tmp_path / "a" / form, weights=form)
     other = LanguageModel.from_pretrained(tmp_path / "a" / form, device="cpu")
@@ -103,15 +103,15 @@ def test_a_model_is_the_same_in_every_form(run, tmp_path, form):
     text = "the cat sat on the mat. " * 4
     bounds = [m.perplexity(text, draws=16).nats_per_token for m in (model, other)]
     assert bounds[1] == pytest.approx(bounds[0], rel={"float32": 0, "bf16": 2e-3, "int8": 1e-2, "deflated": 2e-2}[form])
-    other.save_pretrained(tmp_path / "again")  # in the form it has
+    other.save_pretrained(tmp_path / "again")  # keeps its format
     again = load(tmp_path / "again", device="cpu")
     assert again.folder.weights == form
     for one, two in zip(other.model.parameters(), again.model.parameters(), strict=True):
         assert torch.allclose(one, two, rtol=1e-6, atol=0)
 
 
-def test_a_kill_between_two_renames_leaves_the_model_or_is_found(run, tmp_path, monkeypatch):
-    """In place, where only the form of the weights changes, either file may be the old one; of another model, none."""
+def test_save_killed_between_renames_is_harmless_or_detected(run, tmp_path, monkeypatch):
+    """If only the weight format changes, either file may be the old one; another model's files do not match."""
 
     class Killed(BaseException):
         pass
@@ -151,7 +151,7 @@ def test_a_kill_between_two_renames_leaves_the_model_or_is_found(run, tmp_path, 
         assert load(folder, device="cpu").method.name == "cedd"
 
 
-def test_an_unknown_form_is_refused(run, tmp_path):
+def test_unknown_weight_format_is_rejected(run, tmp_path):
     model = load(run, device="cpu")
     with pytest.raises(ValueError, match="not as 'int2'"):
         model.save_pretrained(tmp_path / "x", weights="int2")
@@ -162,7 +162,7 @@ def test_an_unknown_form_is_refused(run, tmp_path):
         load(tmp_path / "x", device="cpu")
 
 
-def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_path):
+def test_extra_config_is_kept_and_shown_on_card(run, tmp_path):
     extra = {
         "title": "english-char",
         "correction": {"threshold": 0.4},
@@ -193,7 +193,7 @@ def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_pa
         assert said in card
 
 
-def test_a_hub_that_is_not_there_is_said_so(run, monkeypatch):
+def test_failed_upload_is_reported(run, monkeypatch):
     class Api:
         def __init__(self, **options):
             pass
@@ -210,7 +210,7 @@ def test_a_hub_that_is_not_there_is_said_so(run, monkeypatch):
         load(run, device="cpu").push_to_hub("owner/model", privat=True)
 
 
-def test_a_model_goes_to_the_hub_as_its_folder(run, monkeypatch):
+def test_push_to_hub_uploads_model_folder(run, monkeypatch):
     seen = {}
 
     class Api:
@@ -233,8 +233,8 @@ def test_a_model_goes_to_the_hub_as_its_folder(run, monkeypatch):
     assert issubclass(hub.HubModel, __import__("huggingface_hub").ModelHubMixin)
 
 
-def test_the_card_has_the_figures_that_were_measured(run, tmp_path, monkeypatch, capsys):
-    """cedd evaluate --json, cedd export --results, and the folder back again: card, figures and outputs."""
+def test_card_shows_measured_results(run, tmp_path, monkeypatch, capsys):
+    """Run cedd evaluate --json and cedd export --results, then load the folder again: card, figures and outputs."""
     monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "book.txt").write_text("the cat sat on the mat. " * 40, encoding="utf-8")
     words = ["evaluate", str(run), "--data", str(tmp_path / "book.txt"), "--draws", "2", "--device", "cpu", "--json"]
@@ -259,7 +259,7 @@ def test_the_card_has_the_figures_that_were_measured(run, tmp_path, monkeypatch,
     assert torch.equal(last.model(x, sigma), load(run, device="cpu").model(x, sigma))
 
 
-def test_the_card_of_an_imported_network_claims_nothing(run, tmp_path):
+def test_card_of_imported_network_names_source_and_no_license(run, tmp_path):
     model = load(run, device="cpu")
     model.save_pretrained(tmp_path / "own")
     model.save_pretrained(tmp_path / "theirs", extra={"imported": {"family": "SEDD", "source": "louaaron/sedd-small"}})

@@ -1,4 +1,4 @@
-"""Generate, infill and correct: what is given stays, what is wrong is said, nothing is lost."""
+"""Generate, infill and correct: given text is kept, errors are reported, nothing is lost."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from cedd.samplers import SamplingOptions
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from cedd.tasks.generate import generate_ids, prompt_template
 from cedd.tasks.template import Blank, Given, Template
-from tests.tasks.models import ALPHABET, mending, save_random
+from tests.tasks.models import ALPHABET, fixer, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
 
@@ -42,20 +42,20 @@ def runs(tmp_path_factory):
 # ---- generate -------------------------------------------------------------------------------------------------------
 
 
-def test_lines_that_end_in_two_characters_come_back_and_are_shown_as_one():
-    """Without the return, which the model does not know, all characters stand where their tokens do."""
+def test_crlf_is_restored_and_displayed_as_one_character():
+    """Without the carriage return, which the model does not know, characters are at the positions of their tokens."""
     tokenizer = CharTokenizer(ALPHABET + "\n")
     template = parse_template("a\r\nb____\r\nc", tokenizer)
     assert template.width == 9
     assert template.characters == {0: "a", 1: "\n", 2: "b", 7: "\n", 8: "c"}
     assert template.write(tokenizer.encode("a\nbcats\nc")) == "a\r\nbcats\r\nc"
     assert template.write(tokenizer.encode("a\nbc\n\ns\nc")) == "a\r\nbc\r\n\r\ns\r\nc"
-    assert parse_template("é____", ByteTokenizer()).characters == {}  # a byte is no character
+    assert parse_template("é____", ByteTokenizer()).characters == {}  # a byte is not a character
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPETokenizer.train(["a cat\nsat\n\non a mat\n"] * 50, 270)])
-def test_lines_end_as_those_given_do_and_are_read_as_others(tokenizer):
-    """Where tokens are bytes or words, too; where some lines end so and some so, a new one is plain."""
+def test_new_lines_end_like_given_lines(tokenizer):
+    """Also for tokens that are bytes or words; with mixed line endings, a new line ends in a plain newline."""
     written = tokenizer.encode("x\n\ny")
     for end, ends in (("\r\n", "\r\n"), ("\n", "\n"), ("", "\n"), ("\r\n\n", "\n"), ("\r", "\n")):
         template = Template.of([f"a cat{end}", len(written), f"{end}sat"], tokenizer)
@@ -75,7 +75,7 @@ def test_lines_end_as_those_given_do_and_are_read_as_others(tokenizer):
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in (("absorb", "cedd"), ("uniform", "sedd"))),
     ],
 )
-def test_texts_begin_with_the_prompt(runs, kind):
+def test_texts_begin_with_prompt(runs, kind):
     model = cedd.load(runs[kind], device="cpu")
     texts = model.generate(3, prompt="The cat", steps=8, seed=1)
     assert len(texts) == 3
@@ -88,7 +88,7 @@ def test_texts_begin_with_the_prompt(runs, kind):
     assert texts != model.generate(3, prompt="The cat", steps=8, seed=2)
 
 
-def test_batches_are_split(runs):
+def test_generate_in_batches(runs):
     model = load(runs["absorb", "cedd"], device="cpu")
     assert len(model.generate(7, steps=4, batch=3, length=5)) == 7
 
@@ -105,7 +105,7 @@ def test_batches_are_split(runs):
         ({"sampler": "first-hitting"}, "use sampler='analytic'"),
     ],
 )
-def test_bad_wishes_are_refused(runs, options, message):
+def test_invalid_generate_options_are_rejected(runs, options, message):
     model = load(runs["roulette", "bayes"], device="cpu")
     with pytest.raises(ValueError, match=message):
         model.generate(**options)
@@ -113,24 +113,24 @@ def test_bad_wishes_are_refused(runs, options, message):
 
 @pytest.mark.parametrize("text", [["a ____ cat", "teh"], b"a ____", None])
 @pytest.mark.parametrize("verb", ["infill", "correct", "perplexity"])
-def test_what_is_no_text_is_refused(runs, verb, text):
+def test_non_string_text_is_rejected(runs, verb, text):
     if verb == "perplexity" and isinstance(text, list):
-        text = [text]  # a list of texts is one that it takes
+        text = [text]  # it accepts a list of texts
     with pytest.raises(TypeError, match=r"must be a string \(got (list|bytes|NoneType)\)"):
         getattr(load(runs["roulette", "bayes"], device="cpu"), verb)(text)
 
 
 @pytest.mark.parametrize("process", ["roulette", "absorb"])
 @pytest.mark.parametrize("verb", ["generate", "infill", "correct"])
-def test_a_setting_that_there_is_not_is_refused_by_its_name(runs, verb, process):
-    """Also by a model that cannot do what is asked for otherwise: correct, on absorb."""
+def test_unknown_option_is_named_in_error(runs, verb, process):
+    """Also for a task that the model does not support: correct, on absorb."""
     model = load(runs[process, "bayes" if process == "roulette" else "cedd"], device="cpu")
     words = {"generate": (), "infill": ("a ____",), "correct": ("teh",)}[verb]
     with pytest.raises(ValueError, match=r"unexpected argument 'stpes' in the options of [a-z]+; did you mean 'steps'"):
         getattr(model, verb)(*words, stpes=1)
 
 
-def test_a_folder_that_is_none_is_said_so(tmp_path):
+def test_missing_model_folder_is_reported(tmp_path):
     with pytest.raises(ValueError, match="no run or model at"):
         load(tmp_path / "nothing")
 
@@ -145,10 +145,10 @@ ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é�
 @given(parts=st.lists(st.text(ANY, max_size=6), min_size=2, max_size=3), tokens=st.sampled_from(["char", "96", "byte"]))
 @example(["Ünïcödé ", " 😀 ", ""], "96")
 @example(["{a} ", " b"], "char")
-def test_any_text_that_is_given_comes_back_as_it_was(parts, tokens):
-    """Characters that the model does not know, and halves of them, in blanks and after a prompt."""
+def test_any_given_text_is_returned_unchanged(parts, tokens):
+    """Including unknown characters and lone surrogates, around blanks and in a prompt."""
     tokenizer = {"char": CharTokenizer(ALPHABET), "96": CharTokenizer(ALPHABET, "\ufffd"), "byte": ByteTokenizer()}
-    loaded = mending("roulette", length=200, tokenizer=tokenizer[tokens])
+    loaded = fixer("roulette", length=200, tokenizer=tokenizer[tokens])
     filled = infill(loaded, "____{5}".join(parts), options=FAST)[0]
     if tokens != "byte":  # five bytes may be fewer characters
         place = 0
@@ -160,7 +160,7 @@ def test_any_text_that_is_given_comes_back_as_it_was(parts, tokens):
     assert generate(loaded, prompt=parts[0], options=FAST)[0].startswith(parts[0])
 
 
-def test_unknown_characters_are_read_as_those_most_like_them():
+def test_unknown_characters_are_read_as_most_similar_ones():
     tokenizer = CharTokenizer(ALPHABET, "\ufffd")
     template = parse_template("é“ ____ ☃", tokenizer)
     assert template.constraint is not None
@@ -169,11 +169,11 @@ def test_unknown_characters_are_read_as_those_most_like_them():
 
 
 @pytest.mark.parametrize("process", ["uniform", "roulette", "absorb"])
-def test_what_stands_for_unknown_characters_is_never_sampled(process):
-    """Even by a model that believes in nothing else; a stand-in that is a character itself is one like others."""
+def test_placeholder_of_unknown_characters_is_never_sampled(process):
+    """Even if the model predicts nothing else; a placeholder that is a character itself is sampled like others."""
 
     def written(stand_in: str) -> str:
-        loaded = mending(process, tokenizer=CharTokenizer(ALPHABET, stand_in))
+        loaded = fixer(process, tokenizer=CharTokenizer(ALPHABET, stand_in))
         believed = loaded.folder.model.get_buffer("table")
         believed[:, int(loaded.folder.tokenizer.encode(stand_in)[0])] += 20.0
         at_once = replace(FAST, deterministic=False)
@@ -183,8 +183,8 @@ def test_what_stands_for_unknown_characters_is_never_sampled(process):
     assert written(".").count(".") > 300
 
 
-def test_blanks():
-    tokenizer = mending().folder.tokenizer
+def test_blank_syntax():
+    tokenizer = fixer().folder.tokenizer
     template = parse_template("a ____ b___{2}", tokenizer)
     assert template.given.tolist() == [True] * 2 + [False] * 4 + [True] * 2 + [False] * 2
     assert template.width == 10
@@ -197,7 +197,7 @@ def test_blanks():
     for wrong, shown in (
         ("a ___{int main() { return 0; }}", "'___{int main() { return 0; }'"),
         (f"a ____{{{'x' * 30}}} b", f"'____{{{'x' * 30}}}'"),
-        (f"a ____{{{'x' * 300}}} b", f"'____{{{'x' * 38}…'"),  # says that there is more
+        (f"a ____{{{'x' * 300}}} b", f"'____{{{'x' * 38}…'"),  # shows that it is truncated
         ("one\ntwo ____ and ____{\n  three\n}\n", "'____{' in line 2"),
         ("one ____{}\n", "'____{}'"),  # a file of one line
     ):
@@ -205,9 +205,9 @@ def test_blanks():
             parse_template(wrong, tokenizer)
     text = parse_template("a ____{4}{} b ____ {}", tokenizer)  # braces of the text
     assert [part.text for part in text.parts if isinstance(part, Given)] == ["a ", "{} b ", " {}"]
-    for many in ("____{99999999999999999999}", "____{600000} ____{600000}"):  # refused before it is made
+    for many in ("____{99999999999999999999}", "____{600000} ____{600000}"):  # rejected before it is built
         with pytest.raises(ValueError, match="tokens in blanks; at most 1,000,000 are filled"):
-            infill(mending(length=8), f"a cat {many}")
+            infill(fixer(length=8), f"a cat {many}")
 
 
 WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
@@ -217,9 +217,9 @@ WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 
 @given(parts=st.lists(st.text("abT. ☃", max_size=6), min_size=2, max_size=3))
 @example(["The ", " sat on the ", "."])
 @example(["The  ", ""])
-def test_a_space_before_a_blank_is_that_of_the_word_in_it(parts):
-    """The model is not shown the space, as a token of its own; the text has one all the same, and not two."""
-    loaded = mending("absorb", length=64, tokenizer=WORDS)
+def test_space_before_blank_belongs_to_word_in_blank(parts):
+    """The model does not receive the space as a separate token; the text still has exactly one space."""
+    loaded = fixer("absorb", length=64, tokenizer=WORDS)
     assert WORDS.encode(" cat").tolist() == [WORDS.vocab["Ġcat"]]
     filled = infill(loaded, "____{2}".join(parts), options=FAST)[0]
     assert filled.startswith(parts[0])
@@ -237,9 +237,9 @@ PADDED = PaddedTokenizer(WORDS)
 
 
 @pytest.fixture(scope="module")
-def writers(tmp_path_factory):
-    """Models of word pieces, which believe in any of them after a space."""
-    folder, kinds = tmp_path_factory.mktemp("writers"), [("absorb", "cedd"), ("absorb", "sedd"), ("absorb", "ar")]
+def word_models(tmp_path_factory):
+    """Models of word pieces that predict any piece after a space."""
+    folder, kinds = tmp_path_factory.mktemp("word_models"), [("absorb", "cedd"), ("absorb", "sedd"), ("absorb", "ar")]
     kinds += [("uniform", "cedd"), ("uniform", "sedd"), ("roulette", "bayes")]
     made = {"-".join(kind): save_random(folder / "-".join(kind), *kind, tokenizer=WORDS) for kind in kinds}
     made["padded"] = save_random(folder / "padded", "absorb", "cedd", tokenizer=PADDED)
@@ -254,9 +254,9 @@ FILLED = [
 
 @pytest.mark.parametrize(("name", "how"), FILLED)
 @pytest.mark.parametrize("far", [False, True])
-def test_a_blank_after_a_space_begins_with_one(writers, name, how, far):
-    """In windows of a long text, too; other tokens are drawn where no space is given."""
-    writer, before = writers[name], "the cat sat on the mat. " * (4 * far)
+def test_blank_after_space_begins_with_spaced_token(word_models, name, how, far):
+    """Also in windows of a long text; other tokens are drawn where no space precedes."""
+    writer, before = word_models[name], "the cat sat on the mat. " * (4 * far)
     template = parse_template(f"{before}Mr. O ____{{2}} went, a____{{3}} T", writer.tokenizer)
     assert (template.width > writer.length) is far
     first, second = (blank.start for blank in template.blanks)
@@ -272,21 +272,21 @@ def test_a_blank_after_a_space_begins_with_one(writers, name, how, far):
         assert filled.endswith(" T")
 
 
-def test_a_text_after_a_prompt_that_ends_with_a_space_begins_with_it(writers):
-    """By a model that writes from left to right; and by one that has its whole text before it."""
+def test_text_after_prompt_ending_in_space_begins_with_spaced_token(word_models):
+    """For an autoregressive model and for a masked model."""
     for name in ("absorb-ar", "absorb-cedd"):
-        template = prompt_template(writers[name], "The cat ", 12)
-        ids = template.draw(writers[name], 12, FAST).numpy()
+        template = prompt_template(word_models[name], "The cat ", 12)
+        ids = template.draw(word_models[name], 12, FAST).numpy()
         assert WORDS.spaced[ids[:, template.blanks[0].start]].all()
         assert not WORDS.spaced[ids[:, template.blanks[0].start + 1]].all()
-    full = prompt_template(writers["absorb-ar"], "The cat ", len(WORDS.encode("The cat")))
+    full = prompt_template(word_models["absorb-ar"], "The cat ", len(WORDS.encode("The cat")))
     assert full.only is None  # nothing is left to be written
-    assert full.fill(writers["absorb-ar"], 1) == ["The cat "]
+    assert full.fill(word_models["absorb-ar"], 1) == ["The cat "]
 
 
-def test_a_text_that_begins_with_a_blank_begins_with_a_word(writers):
-    """Whose space is not written; what has nothing but a blank is written as any text is."""
-    writer = writers["absorb-cedd"]
+def test_leading_blank_begins_with_word(word_models):
+    """The word's space is not written; a template that is only a blank is generated like any text."""
+    writer = word_models["absorb-cedd"]
     template = parse_template("____{3} was ____{1}", WORDS)
     ids = template.draw(writer, 16, FAST).numpy()
     assert WORDS.spaced[ids[:, 0]].all()
@@ -301,7 +301,7 @@ def test_a_text_that_begins_with_a_blank_begins_with_a_word(writers):
     assert parse_template("____ cat", CharTokenizer(ALPHABET)).only is None
 
 
-def test_tokens_that_begin_with_a_space():
+def test_spaced_marks_tokens_that_begin_with_space():
     for tokenizer in (WORDS, PADDED):
         spaced = {tokenizer.decode([token]) for token in np.flatnonzero(tokenizer.spaced).tolist()}
         assert {" ", " cat", " the"} <= spaced
@@ -309,12 +309,12 @@ def test_tokens_that_begin_with_a_space():
         assert len(tokenizer.spaced) == tokenizer.vocab_size
         assert not tokenizer.spaced[list(tokenizer.silent)].any()
     assert np.flatnonzero(ByteTokenizer().spaced).tolist() == [32]
-    letters = CharTokenizer(ALPHABET)  # whose blanks may begin with anything: the space is a token, and is given
+    letters = CharTokenizer(ALPHABET)  # blanks may begin with anything, since the given space is a token
     assert parse_template("Mr. O ____ went", letters).only is None
 
 
-def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
-    """They stand where nothing is asked for; what is asked for stands before them."""
+def test_model_folder_can_set_sampling_defaults(tmp_path):
+    """The defaults apply to options that are not given; given options override them."""
     plain, own = (
         load(save_random(tmp_path / name, "absorb", "cedd", extra=extra), device="cpu")
         for name, extra in (("plain", {}), ("own", {"sampling": {"temperature": 0.0, "steps": 2}}))
@@ -332,21 +332,21 @@ def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sampling", "correction"])
-def test_defaults_that_are_no_options_are_refused(tmp_path, kind):
+def test_invalid_default_options_are_rejected(tmp_path, kind):
     damaged = save_random(tmp_path / "damaged", extra={kind: [1]})
     with pytest.raises(ValueError, match=rf"config\.json: {kind} must be an object of options \(got \[1\]"):
         load(damaged, device="cpu")
 
 
-def test_a_document_is_not_ended_in_the_midst_of_a_text():
-    """By a model that believes in nothing else than the token for it."""
-    loaded = mending("absorb", tokenizer=WORDS)
+def test_end_of_text_token_is_not_generated():
+    """Even if the model predicts nothing but that token."""
+    loaded = fixer("absorb", tokenizer=WORDS)
     loaded.folder.model.get_buffer("table")[:, WORDS.eos_id] += 20.0
     assert "<|" not in generate(loaded, options=FAST)[0]
 
 
-def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(tmp_path):
-    """It says of the text what it says of it in the middle of a block of masks; others are shown the text alone."""
+def test_short_text_is_padded_with_masks_for_time_free_network(tmp_path):
+    """Its outputs are those for the text in the middle of a block of masks; other networks receive the text alone."""
     told = load(save_random(tmp_path / "told", "absorb", "cedd"), device="cpu")
     free = load(save_random(tmp_path / "free", "absorb", "cedd", time_input="none"), device="cpu")
     shuffled = load(save_random(tmp_path / "shuffled", "roulette", "bayes", time_input="none"), device="cpu")
@@ -369,8 +369,8 @@ def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(
         assert len(text) == 10
 
 
-def test_what_is_said_of_a_short_text_is_of_the_model_that_draws_it(tmp_path, monkeypatch):
-    """Its perplexity and the likelihood of an answer are computed with padding by masks, as samples are drawn."""
+def test_likelihoods_of_short_text_use_same_mask_padding_as_samples(tmp_path, monkeypatch):
+    """Perplexity and the likelihood of an answer are computed with mask padding, as samples are drawn."""
     model, shown = load(save_random(tmp_path / "free", "absorb", "cedd", time_input="none"), device="cpu"), []
     features = model.model.features
     monkeypatch.setattr(
@@ -387,7 +387,7 @@ def test_what_is_said_of_a_short_text_is_of_the_model_that_draws_it(tmp_path, mo
     )
 
 
-def test_autoregressive_models_do_not_infill(runs):
+def test_autoregressive_model_rejects_infilling(runs):
     with pytest.raises(ValueError, match="prompt, not text after a blank"):
         load(runs["absorb", "ar"], device="cpu").infill("a ____ b")
 
@@ -399,9 +399,9 @@ def test_autoregressive_models_do_not_infill(runs):
 @given(text=st.text(st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃\n🙂\ud800\udfff")), max_size=90))
 @example("q" * 100)
 @example("")
-def test_correction_mends_what_is_wrong_and_loses_nothing(text):
+def test_correction_fixes_mistakes_and_loses_nothing(text):
     """In any text, also one much longer than the context, exactly the letters q and z are corrected."""
-    result = correct(mending(), text, change="all")
+    result = correct(fixer(), text, change="all")
     assert result == text.replace("q", "a").replace("z", "y")
     assert result.original == text
     assert [change.position for change in result.changes] == [i for i, c in enumerate(text) if c in "qz"]
@@ -412,28 +412,28 @@ def test_correction_mends_what_is_wrong_and_loses_nothing(text):
         assert change.error_probability == pytest.approx(1.0 if change.before == "q" else 0.61, abs=0.02)
 
 
-def test_the_threshold_protects_what_the_model_believes():
-    assert correct(mending(), "qz", threshold=0.3) == "az"
-    assert correct(mending(), "qz", threshold=0.5) == "ay"
-    assert correct(mending(), "qz", threshold=0.0) == "qz"
+def test_threshold_protects_plausible_letters():
+    assert correct(fixer(), "qz", threshold=0.3) == "az"
+    assert correct(fixer(), "qz", threshold=0.5) == "ay"
+    assert correct(fixer(), "qz", threshold=0.0) == "qz"
 
 
 @pytest.mark.parametrize("process", ["uniform", "roulette"])
-def test_many_steps_mend_too(process):
-    result = correct(mending(process), "T cqt sqt on q mqt ü", steps=16, threshold=0.3, seed=1)
+def test_correction_in_many_steps(process):
+    result = correct(fixer(process), "T cqt sqt on q mqt ü", steps=16, threshold=0.3, seed=1)
     assert result == "T cat sat on a mat ü"
     assert [change.before for change in result.changes] == ["q"] * 4
     assert all(math.isfinite(change.confidence) for change in result.changes)
 
 
-def test_bytes_and_partial_vocabularies():
-    """Tokens that are no characters are passed through; a token that has no text is never written."""
-    assert correct(mending(tokenizer=ByteTokenizer()), "qü\ud800z") == "aü\ud800y"
+def test_correction_with_bytes_and_partial_vocabularies():
+    """Tokens that are not characters are passed through; a token without text is never written."""
+    assert correct(fixer(tokenizer=ByteTokenizer()), "qü\ud800z") == "aü\ud800y"
     table = CharAsGPT2({c: 7 * i + 1 for i, c in enumerate(ALPHABET)}, vocab_size=400)
-    loaded = mending(tokenizer=table)
+    loaded = fixer(tokenizer=table)
     believed = loaded.folder.model.get_buffer("table")
     believed[int(table.encode("b")[0])] = 0.0
-    believed[int(table.encode("b")[0]), 399] = 9.0  # certain of a token that is no character
+    believed[int(table.encode("b")[0]), 399] = 9.0  # certain of a token that is not a character
     assert correct(loaded, "qbz") == "aby"
 
 
@@ -448,7 +448,7 @@ def test_windows_decide_every_token_once(count, length):
         assert w.stop - w.start == min(length, count)
 
 
-def test_correction_is_refused_where_it_cannot_be(runs):
+def test_correction_is_rejected_for_masking_and_causal_models(runs):
     with pytest.raises(ValueError, match="only masks"):
         load(runs["absorb", "cedd"], device="cpu").correct("teh")
     with pytest.raises(ValueError, match="autoregressive"):
@@ -459,7 +459,7 @@ def test_correction_is_refused_where_it_cannot_be(runs):
 
 
 @pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "ar")])
-def test_perplexity_of_a_text(runs, kind):
+def test_perplexity_of_text(runs, kind):
     model = load(runs[kind], device="cpu")
     result = model.perplexity("the cat sat on the mat and the dog sat on the cat. then all of them sat on the hat.")
     assert result == pytest.approx(math.exp(result.nats_per_token))
@@ -469,7 +469,7 @@ def test_perplexity_of_a_text(runs, kind):
         model.perplexity("")
 
 
-def test_a_perplexity_that_is_no_float64_is_infinite(runs):
+def test_perplexity_beyond_float64_is_infinite(runs):
     model = load(runs["absorb", "ar"], device="cpu")
     with torch.no_grad():
         for weight in model.model.parameters():
@@ -488,13 +488,13 @@ def test_a_perplexity_that_is_no_float64_is_infinite(runs):
         *((process, 160, True) for process in ("roulette", "absorb", "uniform")),
     ],
 )
-def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, process, length, equal):
-    """The stated error is that of repetition with other seeds: for one block, several different or equal ones, and
-    blocks with a remainder.
+def test_perplexity_error_matches_spread_of_repetitions(runs, process, length, equal):
+    """The reported error matches the spread over seeds: for one block, several different or equal ones, and blocks
+    with a remainder.
 
-    The standard deviation of 150 repetitions has an error of 6%, and 7 to 10% for costs with long tails; an error that
-    is as large as the scatter is outside of the limits in fewer than one case of a hundred. Squared differences of
-    single draws, which do not count on times that are stratified over the blocks, are 1.6 to 1.9 times too large.
+    The standard deviation of 150 repetitions has an error of 6%, and 7 to 10% for costs with long tails; a correct
+    error is outside of the limits in fewer than one case of a hundred. Squared differences of single draws, which
+    ignore that times are stratified over the blocks, would be 1.6 to 1.9 times too large.
     """
     method = {"roulette": "bayes", "absorb": "cedd", "uniform": "sedd"}[process]
     model = load(runs[process, method], device="cpu")
@@ -520,7 +520,7 @@ def free(tmp_path):
     return model
 
 
-def test_the_perplexity_of_a_short_text_is_exact(free):
+def test_perplexity_of_short_text_is_exact(free):
     ids = torch.from_numpy(free.tokenizer.encode("abc de"))[None]
     nats = float(cedd.exact_likelihood(free.reader(6), free.process, ids, range(6), method="cedd"))
     found = free.perplexity("abc de")
@@ -542,7 +542,7 @@ def test_the_perplexity_of_a_short_text_is_exact(free):
         free.perplexity("abc", bound="j1")
 
 
-def test_texts_of_a_list_are_measured_as_one_by_one(free, runs):
+def test_perplexity_of_list_matches_single_texts(free, runs):
     texts = ["abc de", "the cat sat on the mat", "abc", "cat", "de abc"]
     found = free.perplexity(texts, draws=32)
     assert [one.bound for one in found] == ["exact", "tight", "exact", "exact", "exact"]
@@ -569,7 +569,7 @@ def test_texts_of_a_list_are_measured_as_one_by_one(free, runs):
         ),
     ],
 )
-def test_bounds_of_a_list_are_those_of_its_texts_in_fewer_calls(free, runs, kind, bound, monkeypatch):
+def test_bounds_of_list_match_single_texts_in_fewer_calls(free, runs, kind, bound, monkeypatch):
     model = {"free": free, "masks": load(runs["absorb", "cedd"]), "replaces": load(runs["roulette", "bayes"])}[kind]
     texts = ["abc de", "the cat sat on the mat", "de abc", "that on sat ", "cat bc"]
     how = {"bound": bound, "draws": 4, "orders": 6, "seed": 3}
@@ -591,7 +591,7 @@ def test_bounds_of_a_list_are_those_of_its_texts_in_fewer_calls(free, runs, kind
             assert sum(calls) == sum(separate)
 
 
-def test_an_error_in_one_text_of_a_list_is_raised_once_and_ends_the_others(free, monkeypatch):
+def test_error_in_one_text_of_list_ends_all_threads(free, monkeypatch):
     threads = threading.active_count()
     with torch.no_grad():
         next(iter(free.model.head.parameters())).fill_(math.nan)
@@ -604,7 +604,7 @@ def test_an_error_in_one_text_of_a_list_is_raised_once_and_ends_the_others(free,
     assert threading.active_count() == threads
 
 
-def test_answers_are_ranked_by_their_likelihood(free, runs):
+def test_log_likelihood_of_answers(free, runs):
     values = free.log_likelihood("the cat", [" a", " b"])
     assert all(one.exact and one.stderr == 0 and one.tokens == 2 for one in values)
     ids = torch.from_numpy(free.tokenizer.encode("the cat a"))[None]
@@ -620,8 +620,8 @@ def test_answers_are_ranked_by_their_likelihood(free, runs):
             free.log_likelihood("a", bad)
 
 
-def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
-    loaded = mending("absorb")
+def test_trajectory_is_saved_as_html_and_gif(tmp_path):
+    loaded = fixer("absorb")
     trajectory = Trajectory(loaded.folder.tokenizer)
     text = generate(loaded, 2, options=SamplingOptions(steps=40, seed=1, callback=trajectory))[0]
     last = trajectory.frames[-1]
@@ -642,7 +642,7 @@ def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
     assert len(trajectory.thinned(3).frames) == 3
 
 
-def test_a_picture_is_what_the_font_would_draw_and_asks_it_once_for_each_text(tmp_path, monkeypatch):
+def test_gif_matches_font_rendering_and_renders_each_text_once(tmp_path, monkeypatch):
     from matplotlib import font_manager
     from PIL import Image, ImageDraw, ImageFont
 
@@ -669,19 +669,19 @@ def test_a_picture_is_what_the_font_would_draw_and_asks_it_once_for_each_text(tm
         for k, expected in enumerate(slow):
             picture.seek(k)
             found = np.asarray(picture.convert("RGB")).astype(int)
-            assert np.abs(found - expected).max() <= 3  # of 255: half of one of 63 steps, rounded
-    assert len(asked) < 5 + 1 + 2 * 13  # the times, the mask, and each character in two inks
+            assert np.abs(found - expected).max() <= 3  # half of one of 63 colour steps, rounded, out of 255
+    assert len(asked) < 5 + 1 + 2 * 13  # the times, the mask, and each character in two colours
 
 
-def test_first_hitting_needs_no_more_calls_than_masks(monkeypatch):
-    loaded = mending("absorb")
+def test_first_hitting_calls_network_at_most_once_per_mask(monkeypatch):
+    loaded = fixer("absorb")
     calls, original = [], loaded.folder.model.features
     monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: calls.append(len(x)) or original(x, s))
     generate(loaded, 2, prompt="T cat", options=SamplingOptions(sampler="first-hitting", seed=0, deterministic=False))
     assert len(calls) <= 16 - 5
 
 
-def test_a_model_says_what_it_is(runs):
+def test_model_repr(runs):
     assert repr(load(runs["roulette", "bayes"], device="cpu")) == (
         f"LanguageModel(bayes on roulette, V={len(ALPHABET)}, length=32)"
     )
@@ -690,14 +690,14 @@ def test_a_model_says_what_it_is(runs):
 # ---- constraints, and networks that are not in a folder --------------------------------------------------------------
 
 
-def test_a_constraint_holds_next_to_the_prompt_and_the_given_text(runs):
+def test_constraint_combines_with_prompt_and_given_text(runs):
     model = load(runs["absorb", "cedd"], device="cpu")
     a, b = model.tokenizer.encode("ab").tolist()
     where = torch.zeros(12, dtype=torch.bool)
     where[[0, 10]] = True
     held = cedd.Fixed(torch.full((12,), b), where)
     for text in model.generate(3, 12, prompt="a cat", constraint=held, steps=4, seed=0):
-        assert text.startswith("a cat")  # which comes first where both hold a position
+        assert text.startswith("a cat")  # which takes precedence where both fix a position
         assert text[10] == "b"
     for text in model.infill("a cat____{7}", 2, constraint=held, steps=4, seed=0):
         assert text.startswith("a cat")
@@ -708,21 +708,21 @@ def test_a_constraint_holds_next_to_the_prompt_and_the_given_text(runs):
         model.infill("a cat ____" * 99, constraint=held)
 
 
-def test_infill_is_a_text_or_a_list_of_texts(runs):
+def test_infill_returns_string_or_list(runs):
     model = load(runs["absorb", "cedd"], device="cpu")
     one, several = model.infill("a ____ b", seed=1, steps=4), model.infill("a ____ b", 3, seed=1, steps=4)
     assert isinstance(several, list)
     assert one == several[0] == model.infill("a ____ b", 1, options=SamplingOptions(seed=1, steps=4))
 
 
-def test_excluded_tokens_are_not_written(runs):
+def test_excluded_tokens_are_not_generated(runs):
     model = load(runs["absorb", "cedd"], device="cpu")
     letters = [i for i in range(model.process.vocab_size) if model.tokenizer.decode([i]).isalpha()]
     (text,) = model.generate(length=30, exclude=letters, steps=8, seed=0)
     assert not any(character.isalpha() for character in text)
 
 
-def test_a_network_of_your_own_is_a_model():
+def test_language_model_from_custom_network():
     tokenizer = CharTokenizer("abcd ")
     process = cedd.absorb(tokenizer.vocab_size)
     calls = []
@@ -747,7 +747,7 @@ def test_a_network_of_your_own_is_a_model():
         cedd.LanguageModel.from_network(network, process, "cedd", tokenizer).generate(device="cpu")
 
 
-def test_texts_have_256_tokens_after_the_prompt_by_default():
+def test_default_length_is_256_tokens_after_prompt():
     tokenizer = CharTokenizer("abcd ")
     network, process = Uniform(tokenizer.vocab_size), cedd.absorb(tokenizer.vocab_size)
     model = cedd.LanguageModel.from_network(network, process, "cedd", tokenizer, length=600)
@@ -755,11 +755,11 @@ def test_texts_have_256_tokens_after_the_prompt_by_default():
     assert len(model.generate(prompt="abcd", seed=1, steps=2)[0]) == 260
     assert len(model.generate(prompt="a" * 500, seed=1, steps=2)[0]) == 600
     assert len(model.generate(length=300, seed=1, steps=2)[0]) == 300
-    assert generate_ids(model, 1, options=SamplingOptions(steps=2)).shape == (1, 600)  # measured on whole sequences
+    assert generate_ids(model, 1, options=SamplingOptions(steps=2)).shape == (1, 600)  # evaluation uses whole sequences
 
 
 @pytest.mark.parametrize("prompt", ["3 4", "3 4 ", ""])
-def test_texts_of_token_ids_are_separated_after_a_prompt(prompt: str):
+def test_token_ids_are_separated_from_prompt(prompt: str):
     tokenizer = IdTokenizer(60)
     network, process = Uniform(tokenizer.vocab_size), cedd.absorb(tokenizer.vocab_size)
     model = cedd.LanguageModel.from_network(network, process, "cedd", tokenizer, length=8)
@@ -773,7 +773,7 @@ def test_texts_of_token_ids_are_separated_after_a_prompt(prompt: str):
 
 
 class Uniform(torch.nn.Module):
-    """The same of all tokens."""
+    """Equal outputs for all tokens."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Texts of more tokens than a model reads: which windows are filled, with what around them, and what comes out."""
+"""Texts longer than the context: which windows are filled, with which context, and the resulting texts."""
 
 import itertools
 from dataclasses import replace
@@ -19,15 +19,15 @@ from cedd.models.loaded_model import LoadedModel
 from cedd.samplers import SamplingOptions
 from cedd.tasks import Trajectory, infill, load, parse_template
 from cedd.tasks.windows import infilling_windows, windows_of_filled_text
-from tests.tasks.models import ALPHABET, mending, save_random
+from tests.tasks.models import ALPHABET, fixer, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
 LETTERS = CharTokenizer(ALPHABET).decode(range(len(ALPHABET)))
 
 
-class Counting(nn.Module):
-    """Sure that the letters of a text follow each other in the alphabet, and that after the last comes the first: any
-    known token says all others. Where none is known, it believes in all alike."""
+class AlphabetNetwork(nn.Module):
+    """Predicts with certainty that letters follow each other in the alphabet, cyclically: any known token determines
+    all others. If none is known, all tokens are equally likely."""
 
     has_mask = True
 
@@ -41,22 +41,22 @@ class Counting(nn.Module):
         self.read.append(tuple(x_t.shape))
         places = torch.arange(x_t.shape[1])
         far = (places[:, None] - places).abs() + 10_000 * (x_t == self.V)[:, None]
-        nearest = far.argmin(-1)  # of the known, [B, L]
+        nearest = far.argmin(-1)  # the nearest known token, [B, L]
         letters = (x_t.gather(1, nearest) + places - nearest) % self.V
         sure = torch.full((*x_t.shape, self.V), -40.0).scatter(2, letters[..., None], 0.0)
         return sure * (x_t < self.V).any(1)[:, None, None]
 
 
-def counting(length: int, process: str = "absorb") -> LoadedModel:
+def alphabet_model(length: int, process: str = "absorb") -> LoadedModel:
     tokenizer = CharTokenizer(ALPHABET)
     made = getattr(cedd, process)(tokenizer.vocab_size)
-    model = Counting(tokenizer.vocab_size)
+    model = AlphabetNetwork(tokenizer.vocab_size)
     folder = ModelFolder(model, made, cedd.get_method("cedd"), tokenizer, length, {}, Path())  # pyright: ignore
     return LoadedModel(folder, torch.device("cpu"))
 
 
-def counted(count: int, first: int = 0) -> str:
-    """Letters in their order."""
+def alphabet_text(count: int, first: int = 0) -> str:
+    """Letters in alphabetical order, cyclically."""
     return "".join(itertools.islice(itertools.cycle(LETTERS), first, first + count))
 
 
@@ -68,7 +68,7 @@ def with_blanks(text: str, blanks: list[range]) -> str:
 
 @st.composite
 def texts(draw, least_length: int = 1, least_start: int = 0) -> tuple[list[range], int, int]:
-    """Blanks in a text of this number of tokens, more than the context length of the model."""
+    """Blanks, the number of tokens of their text, and a smaller context length."""
     length = draw(st.integers(least_length, 40))
     blanks, end = [], least_start
     for gap, width in draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 90)), min_size=1, max_size=8)):
@@ -88,7 +88,7 @@ def texts(draw, least_length: int = 1, least_start: int = 0) -> tuple[list[range
 @example(([range(100, 110), range(154, 164)], 800, 128))  # just within half a window
 @example(([range(300, 303), range(304, 504)], 900, 128))
 @example(([range(30, 33), range(60, 70), range(70, 90)], 90, 40))
-def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
+def test_windows_cover_every_blank_once_with_most_context(asked):
     blanks, count, length = asked
     cuts, half = infilling_windows(blanks, count, length), max(1, length // 2)
     tokens, ends = {token for blank in blanks for token in blank}, {blank.stop for blank in blanks}
@@ -102,7 +102,7 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
         assert cut.last - cut.first <= half
         assert {cut.first, cut.last - 1} <= tokens
         before, after = cut.first - cut.start, cut.stop - cut.last
-        if cut.last in ends:  # as much on either side, but for the text's ends and later blanks
+        if cut.last in ends:  # equal context on both sides, except at the text's ends and before later blanks
             assert (
                 abs(before - after) <= 1
                 or not cut.start
@@ -116,7 +116,7 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
         assert len(parts) == -(-len(blank) // half)
         sizes = [min(cut.last, blank.stop) - max(cut.first, blank.start) for cut in parts]
         assert max(sizes) - min(sizes) <= 1
-    for cut, following in itertools.pairwise(cuts):  # what is near one another is not taken apart
+    for cut, following in itertools.pairwise(cuts):  # blanks near each other share a window
         stop = next(blank.stop for blank in blanks if following.first in blank)
         assert stop - cut.first > half
 
@@ -124,7 +124,7 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
 @settings(deadline=None, max_examples=100)
 @given(texts())
 @example(([range(500)], 500, 128))
-def test_of_a_filled_text_windows_have_blanks_in_their_middle(asked):
+def test_windows_of_filled_text_are_centred_on_blanks(asked):
     blanks, count, length = asked
     cuts = windows_of_filled_text(blanks, count, length)
     assert [(cut.first, cut.last) for cut in cuts] == [
@@ -139,39 +139,39 @@ def test_of_a_filled_text_windows_have_blanks_in_their_middle(asked):
     assert (whole.start, whole.stop, whole.first, whole.last) == (0, count, 0, count)
 
 
-def test_windows_depend_on_the_blanks_and_not_on_the_text():
+def test_windows_depend_on_blanks_not_on_text_length():
     cuts = infilling_windows([range(10, 14), range(60, 70), range(500_000, 500_004)], 1_000_000, 128)
     assert [(cut.start, cut.first, cut.last) for cut in cuts] == [(0, 10, 70), (499_938, 500_000, 500_004)]
 
 
-# ---- what comes out -------------------------------------------------------------------------------------------------
+# ---- filled texts ---------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=4)
 @given(texts(least_length=10, least_start=1), st.sampled_from(["analytic", "first-hitting", "probability"]))
 @example(([range(1, 201)], 201, 16), "analytic")
 @example(([range(1, 3), range(3, 6), range(10, 90), range(97, 98)], 98, 16), "analytic")
-def test_a_model_that_knows_the_rest_writes_it(asked, sampler):
-    """Whatever the windows, also where all that is known was written by the window before."""
+def test_deterministic_model_restores_text(asked, sampler):
+    """For any windows, also where the only known tokens were written by the window before."""
     blanks, count, length = asked
-    text, loaded = counted(count), counting(length)
+    text, loaded = alphabet_text(count), alphabet_model(length)
     options = SamplingOptions(sampler=sampler, steps=2, seed=0)
     assert infill(loaded, with_blanks(text, blanks), options=options) == [text]
     assert {shape[1] for shape in loaded.model.read} == {length}  # pyright: ignore
 
 
-def test_a_window_reads_what_those_before_it_wrote():
-    """The first letter of a text of nothing else is the model's choice; all others follow from it."""
+def test_window_reads_output_of_previous_windows():
+    """In a text that is only a blank, the first letter is random and determines all others."""
     found = set()
-    for text in infill(counting(16), "____{100}", 8, options=SamplingOptions(sampler="first-hitting", seed=0)):
-        assert text == counted(100, LETTERS.index(text[0]))
+    for text in infill(alphabet_model(16), "____{100}", 8, options=SamplingOptions(sampler="first-hitting", seed=0)):
+        assert text == alphabet_text(100, LETTERS.index(text[0]))
         found.add(text[0])
     assert len(found) > 1
 
 
 @pytest.mark.parametrize("process", ["absorb", "roulette", "uniform"])
-def test_what_fits_is_filled_at_once_as_ever(process):
-    loaded = mending(process, length=20)
+def test_text_within_context_is_filled_at_once(process):
+    loaded = fixer(process, length=20)
     template = parse_template("a cat ____ on ____{5}", loaded.tokenizer)
     assert template.width == 19
     drawn = loaded.draw((3, 19), FAST, template.constraint)
@@ -192,10 +192,10 @@ WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 
 )
 @example(["", "", "", ""], [30, 30, 30, 1], "char", "absorb")
 @example(["The cat ", "\r\nsat \r\n", " 🙂 ", ""], [3, 30, 4, 1], "words", "absorb")
-def test_what_is_given_comes_back_as_it_was(parts, widths, tokens, process):
+def test_given_text_is_returned_unchanged(parts, widths, tokens, process):
     tokenizer = {"char": CharTokenizer(ALPHABET), "byte": ByteTokenizer(), "words": WORDS}[tokens]
     text = parts[0] + "".join(f"____{{{w}}}{part}" for w, part in zip(widths, parts[1:], strict=False))
-    filled = infill(mending(process, length=8, tokenizer=tokenizer), text, options=SamplingOptions(steps=2, seed=0))[0]
+    filled = infill(fixer(process, length=8, tokenizer=tokenizer), text, options=SamplingOptions(steps=2, seed=0))[0]
     if tokens == "char":
         place = 0
         for part, width in zip(parts, widths, strict=False):
@@ -221,8 +221,8 @@ def runs(tmp_path_factory):
 LONG = "the cat sat on the mat and ____ the dog ran. " * 6
 
 
-def test_texts_depend_on_their_seeds_alone(runs):
-    """Not on how many are drawn at once; and a blank like another is not filled like it."""
+def test_texts_depend_only_on_their_seeds(runs):
+    """They do not depend on the batch size, and equal blanks are filled differently."""
     three = infill(runs["cedd"], LONG, 3, options=FAST)
     assert len(set(three)) == 3
     for more in (replace(FAST, batch=2), replace(FAST, deterministic=True)):
@@ -235,7 +235,7 @@ def test_texts_depend_on_their_seeds_alone(runs):
 
 
 OVERLAPPING = "the cat sat on a mat____{14} an ____{3} the dog ran on and on and on."
-"""Of 32 tokens the window of the first blank has the second in it, which is drawn and not kept."""
+"""The 32-token window of the first blank contains the second, which is drawn but not kept."""
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ OVERLAPPING = "the cat sat on a mat____{14} an ____{3} the dog ran on and on and
         ("ar", "the cat sat on the mat and then ____{60}"),
     ],
 )
-def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, text):
+def test_callback_receives_whole_texts_and_one_time_for_all_windows(runs, method, text):
     loaded, template = runs[method], parse_template(text, runs[method].tokenizer)
     seen = []
     options = SamplingOptions(steps=8, seed=0, batch=2)
     drawn = template.draw(loaded, 3, replace(options, callback=lambda step, t, x: seen.append((step, t, x.clone()))))
     assert torch.equal(drawn, template.draw(loaded, 3, options))
     starts = [number for number, (step, _, _) in enumerate(seen) if step == 0]
-    assert len(starts) == 2  # of two texts and of one
+    assert len(starts) == 2  # a batch of two texts and one of one
     for part, rows in ((seen[: starts[1]], drawn[:2]), (seen[starts[1] :], drawn[2:])):
         times = [t for _, t, _ in part]
         assert [step for step, _, _ in part] == list(range(len(part)))
@@ -265,13 +265,13 @@ def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, 
         blank = part[0][2][:, ~template.given]
         assert (blank[0] == loaded.process.vocab_size).float().mean() > 0.8
     cuts = infilling_windows(template.blanks, template.width, loaded.length)
-    for _, t, x in seen:  # blanks whose turn has not come are not seen to be filled
+    for _, t, x in seen:  # later blanks are still masked
         turn = min(int((1 - t) * len(cuts) + 1e-6), len(cuts) - 1)
         later = (torch.arange(template.width) >= cuts[turn].last) & ~template.given
         assert (x[0, later] == loaded.process.vocab_size).all()
 
 
-def test_a_long_text_is_recorded_and_shown_where_it_changes(runs, tmp_path):
+def test_long_text_is_recorded_and_displayed_where_it_changes(runs, tmp_path):
     template = parse_template(LONG, runs["cedd"].tokenizer)
     trajectory = Trajectory(template.tokenizer, template.characters)
     (first, _) = template.fill(runs["cedd"], 2, SamplingOptions(steps=8, seed=0, batch=1, callback=trajectory))
@@ -286,8 +286,8 @@ def test_a_long_text_is_recorded_and_shown_where_it_changes(runs, tmp_path):
         Trajectory(ByteTokenizer(), {}, [torch.full((1500,), ord("\n")).numpy()], [1.0]).save_gif(tmp_path / "y.gif")
 
 
-def test_wishes_that_cannot_be_fulfilled_are_refused(runs):
-    for text in (LONG, "the cat ____{60} sat."):  # of the second, windows before the last see a prompt only
+def test_invalid_infill_requests_are_rejected(runs):
+    for text in (LONG, "the cat ____{60} sat."):  # in the second, windows before the last have only a prompt
         read = list[tuple[object, ...]]()
         with pytest.raises(ValueError, match="prompt, not text after a blank"):
             infill(runs["ar"], text, options=SamplingOptions(callback=lambda *state, read=read: read.append(state)))

@@ -1,4 +1,4 @@
-"""A small corpus, packed once for all tests of training."""
+"""A small corpus, packed once for all training tests."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def config(corpus: Path, cache: Path, tmp_path: Path) -> Callable[..., TrainConf
 
 @pytest.fixture(scope="session")
 def server() -> None:
-    """The server from which children that train come."""
-    from tests.training.processes import start_server  # which imports the compiler, too slow for those without children
+    """The fork server that starts training child processes."""
+    from tests.training.processes import start_server  # imports the compiler: slow
 
     start_server()

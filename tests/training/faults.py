@@ -1,9 +1,9 @@
-"""A campaign of faults: kills, a full disk, flipped bits, lost ends and swapped folders, each counted by how it ended.
+"""Fault injection: kills, a full disk, flipped bits, truncated files and swapped folders, counted by outcome.
 
     python -m tests.training.faults --size 40 --seed 0      (docs/reliability.md cites --size 120)
 
-`size` is the number of kills in each place; of what is cheaper there is more, of what is dearer less. An outcome that
-begins with LOST is one that must not be: the tests want none of them.
+`size` is the number of kills per target; cheaper faults are repeated more often, expensive ones less often. An outcome
+that begins with LOST is a failure: the tests require that there are none.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from cedd.storage import is_temporary
 from cedd.tasks import load
 from cedd.training.checkpoints import Checkpoints, RunIdentity, read_checkpoint
 from cedd.training.config import TrainConfig
-from tests.limits import files_up_to
+from tests.limits import limited_file_size
 from tests.tasks.models import save_random
 from tests.training.processes import PATIENCE, command, start, start_server, start_training, wait
 from tests.training.runs import ALONE, assert_same_run, run, tiny_config, write_corpus
@@ -45,7 +45,7 @@ ROOM = "had room enough"
 
 @dataclass
 class Campaign:
-    """The faults of one seed, in a folder of their own."""
+    """The faults of one seed, in a separate folder."""
 
     folder: Path
     size: int
@@ -74,7 +74,7 @@ class Campaign:
         return tiny_config(self.corpus, self.cache, self.folder / name, often)
 
     def never_killed(self) -> Path:
-        """A run that nothing happened to, with which the others are compared."""
+        """An undisturbed run, the reference for the others."""
         config = self.config("whole", checkpoint_every=60)
         if not config.out.exists():
             run(config)
@@ -82,16 +82,16 @@ class Campaign:
 
 
 def temporaries(folder: Path) -> list[Path]:
-    """What is being written anywhere in a folder, or was when its process was killed."""
+    """Temporary files and folders that a writer, possibly killed, left anywhere in a folder."""
     found = [Path(root) / name for root, folders, _ in os.walk(folder) for name in folders]
     return [path for path in found if is_temporary(path) or path.name.startswith(".step-")]
 
 
 def kill(child: BaseProcess) -> bool:
-    """Kill -9; whether the child was still running."""
+    """Send SIGKILL; return whether the child was still running."""
     assert child.pid is not None
     if child.exitcode is None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # it has already exited
             os.kill(child.pid, signal.SIGKILL)
     return wait(child) == -signal.SIGKILL
 
@@ -106,7 +106,7 @@ def kill_once(child: BaseProcess, ready: Callable[[], object], delay: float) -> 
 
 
 def outcome(verdict: Callable[[], str | None]) -> str:
-    """What the verdict says, by default SAME; or what went wrong."""
+    """The result of the verdict (SAME if it returns None), or the error."""
     try:
         return verdict() or SAME
     except (AssertionError, ValueError, OSError) as error:
@@ -118,7 +118,7 @@ def outcome(verdict: Callable[[], str | None]) -> str:
 
 
 def kills_in_training(campaign: Campaign) -> None:
-    """Kill a run that saves after every other step, until it is through; then compare it with one never killed."""
+    """Kill a run that saves every other step until it completes, then compare it with an undisturbed run."""
     whole, config = campaign.never_killed(), campaign.config("killed")
     log = config.out / "log.jsonl"
     pending: Counter[str] = Counter()
@@ -149,7 +149,7 @@ def pack_bytes(corpus: Path, cache: Path, length: int = 16) -> PackedDataset:
 
 
 def long_text(campaign: Campaign) -> Path:
-    """Some megabytes: long enough to be killed while it is packed."""
+    """A few megabytes: long enough to kill the process while it packs."""
     path = campaign.folder / "long.txt"
     if not path.exists():
         write_corpus(path, words=600_000)
@@ -172,7 +172,7 @@ def kills_in_packing(campaign: Campaign) -> None:
 
 
 def kills_in_export(campaign: Campaign) -> None:
-    """A model written over itself, in turns of its three forms."""
+    """A model exported over itself, alternating between weight formats."""
     model = campaign.folder / "killed-model"
     load(save_random(campaign.folder / "random"), device="cpu").save_pretrained(model)
     x = torch.zeros(1, 8, dtype=torch.int64)
@@ -203,9 +203,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def refused(words: list[str], limit: int) -> bool:
-    """Whether the command ended in one line and exit code 1 under the limit; or it needed no more than that."""
+    """Whether the command failed with a one-line error and exit code 1; False if it fit within the limit."""
     said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), files_up_to(limit):
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), limited_file_size(limit):
         code = main(words)
     if code == 0:
         return False
@@ -215,7 +215,7 @@ def refused(words: list[str], limit: int) -> bool:
 
 
 def full_disk(campaign: Campaign) -> None:
-    """Files can grow to a random size only: in packing and training by one command, and in an export over itself."""
+    """Limit file sizes at random, for packing and training in one command and for exporting a model over itself."""
     chance = campaign.chance
     model = save_random(campaign.folder / "full-model")
     small = "--length 12 --batch.size 8 --model.width 16 --model.depth 1 --steps 4 --evaluation.every 0 --device cpu"
@@ -251,7 +251,7 @@ def full_disk(campaign: Campaign) -> None:
 
 
 def damaged(chance: random.Random, content: bytes) -> tuple[str, bytes]:
-    """A flipped bit, or a lost end."""
+    """A flipped bit, or a truncated end."""
     if chance.random() < 0.5:
         return "lost end", content[: chance.randrange(len(content))]
     place, changed = chance.randrange(len(content)), bytearray(content)
@@ -272,7 +272,7 @@ def one_file_damaged(chance: random.Random, files: list[Path]) -> Iterator[str]:
 
 
 def damage(campaign: Campaign) -> None:
-    """Of every file of a checkpoint and of a packed set; what is not found must have changed nothing."""
+    """Damage every file of a checkpoint and of a packed set; undetected damage must have no effect."""
     config = campaign.config("damaged", steps=4)
     run(config)
     newest = max((config.out / "checkpoints").glob("step-*"))
@@ -303,7 +303,7 @@ def damage(campaign: Campaign) -> None:
 
 
 def exchanges(campaign: Campaign) -> None:
-    """Checkpoints that are complete, but stand in the wrong place; and packed sets that changed places."""
+    """Complete checkpoints in the wrong place: swapped, renamed, or of another seed."""
     chance, folder = campaign.chance, campaign.folder / "exchanged"
     ours, theirs = RunIdentity({"seed": 0, "rate": 0.1}), RunIdentity({"seed": 1, "rate": 0.1})
     tensors = {"model/weight": torch.ones(3)}
@@ -336,8 +336,8 @@ def exchanges(campaign: Campaign) -> None:
             campaign.note("checkpoint", fault.__name__.replace("_", " "), verdict)
 
 
-def two_at_once(campaign: Campaign) -> None:
-    """Two processes that find the same packed set damaged."""
+def two_repairs_at_once(campaign: Campaign) -> None:
+    """Two processes detect damage in the same packed set at once."""
     text, cache = campaign.corpus, campaign.folder / "shared-cache"
     right = pack_bytes(text, cache)[:]
     (folder,) = (cache / "packed").iterdir()
@@ -354,7 +354,7 @@ def two_at_once(campaign: Campaign) -> None:
         campaign.note("packing", "damaged set, two processes", outcome(verdict))
 
 
-PARTS = (kills_in_training, kills_in_packing, kills_in_export, full_disk, damage, exchanges, two_at_once)
+PARTS = (kills_in_training, kills_in_packing, kills_in_export, full_disk, damage, exchanges, two_repairs_at_once)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small runs draw no picture of their loss, which takes longer than their steps, but for tests that ask for it."""
+"""Loss plots are off in small runs, where plotting takes longer than training, except in tests that request them."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from cedd.training.run_log import plot_log
 
 @pytest.fixture(scope="package", autouse=True)
 def no_pictures() -> Iterator[None]:
-    """For the tests of each folder whose conftest has it."""
+    """Turn off loss plots in every test folder whose conftest imports this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "plot_log", lambda folder: None)
         yield
@@ -18,5 +18,5 @@ def no_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures after all."""
+    """Turn loss plots on again."""
     monkeypatch.setattr(loop, "plot_log", plot_log)

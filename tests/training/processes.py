@@ -1,7 +1,7 @@
-"""Child processes that train, and that die where a test wants them to.
+"""Child processes that train, and that die at a chosen point.
 
-They come from a server that has imported everything once, so that starting one takes milliseconds; nothing has run
-in that server, so a child has no threads or locks of its parent.
+A fork server imports everything once, so starting a child takes milliseconds. Nothing else runs in that server, so
+children inherit no threads or locks.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # which torch imports at the first use of its random numbers, in every child again
+import torch._dynamo  # torch imports it on first use of its random numbers, in every child anew
 from rich.console import Console
 
 import cedd.models.weights
@@ -31,7 +31,7 @@ PATIENCE = 120  # seconds that a child may take on a busy machine
 
 
 def start_server() -> None:
-    """Start the server, with this process's import path and one thread a child."""
+    """Start the server, with this process's import path and one thread per child."""
     SERVER.set_forkserver_preload(["tests.training.processes"])
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     before = {name: os.environ.get(name) for name in settings}
@@ -72,7 +72,7 @@ def _train(values: dict[str, Any], die: str | None, at_save: int) -> None:
 
 
 def command(words: list[str], output: Path) -> BaseProcess:
-    """The command line in a child; what it prints goes to output/stdout and output/stderr."""
+    """Run the command line in a child; its output goes to output/stdout and output/stderr."""
     output.mkdir(exist_ok=True)
     return start(_command, words, output)
 
@@ -86,7 +86,7 @@ def _command(words: list[str], output: Path) -> None:
 
 
 def command_on_terminal(words: list[str], terminal: str) -> BaseProcess:
-    """The command line in a child whose terminal this is: when its other end is closed, the child is hung up."""
+    """Run the command line in a child with this terminal: closing the other end sends the child SIGHUP."""
     return start(_command_on_terminal, words, terminal)
 
 
@@ -94,11 +94,11 @@ def _command_on_terminal(words: list[str], terminal: str) -> None:
     torch.set_num_threads(1)
     listen()
     os.setsid()
-    descriptor = os.open(terminal, os.O_RDWR)  # of a session without one, the first that it opens becomes its own
+    descriptor = os.open(terminal, os.O_RDWR)  # in a new session, this becomes the controlling terminal
     for standard in (0, 1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - which is no file by a name
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - not a named file
     sys.exit(main(words))
 
 
@@ -113,21 +113,21 @@ def _printed_to(output: Path) -> Iterator[None]:
         yield
 
 
-# Points at which to die: each replaces a function of the writer in the child by one that ends the process.
+# Points at which to die: each replaces a function of the writer in the child with one that kills the process.
 
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _instead(owner: Any, name: str, at_call: int, last_deeds: Callable[..., None]) -> None:
-    """At call number `at_call` of owner.name, do the last deeds with its arguments, and die."""
+def _replace_and_die(owner: Any, name: str, at_call: int, last_actions: Callable[..., None]) -> None:
+    """At call number `at_call` of owner.name, run the last actions with its arguments, then die."""
     whole = getattr(owner, name)
     calls = iter(range(1, 10**6))
 
     def replacement(*arguments: Any, **options: Any) -> Any:
         if next(calls) == at_call:
-            last_deeds(whole, *arguments, **options)
+            last_actions(whole, *arguments, **options)
             _die()
         return whole(*arguments, **options)
 
@@ -157,8 +157,8 @@ def _half_the_weights(whole: Callable[..., Any], tensors: Any, path: Path, **opt
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _at_rename(publishing: bool, last_deeds: Callable[..., None]) -> Callable[[int], None]:
-    """A checkpoint is renamed from a hidden name when it is published, and to one when it is dropped."""
+def _at_rename(publishing: bool, last_actions: Callable[..., None]) -> Callable[[int], None]:
+    """A checkpoint is renamed from a hidden name when it is published, and to one when it is deleted."""
 
     def install(at_save: int) -> None:
         whole = Path.rename
@@ -166,7 +166,7 @@ def _at_rename(publishing: bool, last_deeds: Callable[..., None]) -> Callable[[i
 
         def rename(path: Path, target: Path) -> Path:
             if path.name.startswith(".") == publishing and "step-" in path.name and next(calls) == at_save:
-                last_deeds(whole, path, target)
+                last_actions(whole, path, target)
                 _die()
             return whole(path, target)
 
@@ -176,15 +176,15 @@ def _at_rename(publishing: bool, last_deeds: Callable[..., None]) -> Callable[[i
 
 
 POINTS: dict[str, Callable[[int], None]] = {
-    "before the shards": lambda n: _instead(cedd.training.checkpoints, "save_sharded", n, _nothing),
-    "within the shards": lambda n: _instead(cedd.training.checkpoints, "save_sharded", n, _half_the_shards),
-    "after the shards": lambda n: _instead(cedd.training.checkpoints, "save_sharded", n, _all),
-    "within state.json": lambda n: _instead(cedd.training.checkpoints, "write_durably", n, _half_the_content),
-    "after state.json": lambda n: _instead(cedd.training.checkpoints, "write_durably", n, _all),
+    "before the shards": lambda n: _replace_and_die(cedd.training.checkpoints, "save_sharded", n, _nothing),
+    "within the shards": lambda n: _replace_and_die(cedd.training.checkpoints, "save_sharded", n, _half_the_shards),
+    "after the shards": lambda n: _replace_and_die(cedd.training.checkpoints, "save_sharded", n, _all),
+    "within state.json": lambda n: _replace_and_die(cedd.training.checkpoints, "write_durably", n, _half_the_content),
+    "after state.json": lambda n: _replace_and_die(cedd.training.checkpoints, "write_durably", n, _all),
     "before it is published": _at_rename(True, _nothing),
     "after it is published": _at_rename(True, _all),
     "before an old one is dropped": _at_rename(False, _nothing),
     "while an old one is dropped": _at_rename(False, _all),
-    "before the model's file": lambda n: _instead(cedd.training.loop, "save_weights", n, _nothing),
-    "within the model's file": lambda n: _instead(cedd.models.weights, "save_file", n, _half_the_weights),
+    "before the model's file": lambda n: _replace_and_die(cedd.training.loop, "save_weights", n, _nothing),
+    "within the model's file": lambda n: _replace_and_die(cedd.models.weights, "save_file", n, _half_the_weights),
 }

@@ -1,6 +1,6 @@
-"""Two processes that train together: what each of them runs, and how they are started.
+"""Distributed training with two processes: what each one runs, and how they are started.
 
-They compute in float64, where the order of a sum matters little: what differs by more than 1e-9 is wrong.
+They compute in float64, where summation order matters little: a difference above 1e-9 is an error.
 """
 
 import errno
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def together(scenario: Callable[..., None], config: TrainConfig, *arguments: Any, world_size: int = 2) -> list[int]:
-    """Run scenario(ranks, config, *arguments) in `world_size` processes; their exit codes."""
+    """Run scenario(ranks, config, *arguments) in `world_size` processes and return their exit codes."""
     port = free_port()
     children = [
         start(_joined, rank, world_size, port, scenario, to_json(config), arguments) for rank in range(world_size)
@@ -86,8 +86,8 @@ def _joined(
 
 
 def gradients(ranks: Ranks, config: TrainConfig, strategy: Strategy, output: Path) -> None:
-    """The gradient of one step of a network whose zeros were filled, gathered, in a file."""
-    trainer = Trainer(config, ALONE, Console(quiet=True))  # its data and process; the network is made anew
+    """Save the gathered gradient of one step of a network without zero-initialized weights."""
+    trainer = Trainer(config, ALONE, Console(quiet=True))  # only its data and process are used
     torch.manual_seed(5)
     model = Transformer.from_config(trainer.state.model.config())
     for parameter in model.parameters():
@@ -105,7 +105,7 @@ def gradients(ranks: Ranks, config: TrainConfig, strategy: Strategy, output: Pat
 
 
 def train_together(ranks: Ranks, config: TrainConfig, output: Path | None = None) -> None:
-    """Train, and leave the gathered state in a file."""
+    """Train, and save the gathered state."""
     trainer = Trainer(config, ranks, Console(quiet=True))
     trainer.run()
     held = {name: gather_full(tensor).contiguous() for name, tensor in trainer.state.tensors().items()}
@@ -121,7 +121,7 @@ def train_and_die(ranks: Ranks, config: TrainConfig, point: str) -> None:
 
 
 def train_until_signal(ranks: Ranks, config: TrainConfig, output: Path) -> None:
-    """The last rank alone is asked to stop during step 3; each rank writes how it ended."""
+    """Only the last rank receives a signal to stop, during step 3; each rank writes how it ended."""
 
     def stop(step: int) -> None:
         if step == 3 and ranks.rank == ranks.world_size - 1:
@@ -131,8 +131,8 @@ def train_until_signal(ranks: Ranks, config: TrainConfig, output: Path) -> None:
     (output / f"rank{ranks.rank}").write_text(f"{result.reason} {result.step}")
 
 
-def train_with_a_bad_rank(ranks: Ranks, config: TrainConfig, output: Path) -> None:
-    """The last rank's loss is spoiled in step 3; each rank writes how it ended."""
+def train_with_bad_last_rank(ranks: Ranks, config: TrainConfig, output: Path) -> None:
+    """The last rank's loss becomes NaN in step 3; each rank writes how it ended."""
     healthy = LossModule.forward
     trainer = Trainer(config, ranks, Console(quiet=True))
 
@@ -149,7 +149,7 @@ def train_with_a_bad_rank(ranks: Ranks, config: TrainConfig, output: Path) -> No
 
 
 def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
-    """Bounds that only the first rank measures, and that stop improving; each rank writes how it ended."""
+    """Only the first rank measures bounds, which stop improving; each rank writes how it ended."""
 
     class Scripted(Hooks):
         def evaluate(self, trainer: Trainer, model: Backbone) -> float:
@@ -162,16 +162,16 @@ def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
 
 
 def train_in_time(ranks: Ranks, config: TrainConfig, output: Path) -> None:
-    """As many steps as fit a minute, at most 15, by clocks of which the second runs away; each rank writes how many it
-    took."""
+    """As many steps as fit in a minute, at most 15, although the second rank's clock runs far too fast; each rank
+    writes its number of steps."""
     speed = 1e6**ranks.rank
     cedd.training.time_limit.time = SimpleNamespace(monotonic=lambda: speed * time.monotonic())  # type: ignore[attr-defined]
     result = Trainer(config, ranks, Console(quiet=True), TimeLimit(60.0, first=2, every=5, most=15)).run()
     (output / f"rank{ranks.rank}").write_text(str(result.step))
 
 
-def train_where_the_first_rank_fails(ranks: Ranks, config: TrainConfig, place: str, output: Path) -> None:
-    """On the first rank alone something cannot be done; each rank writes how it ended."""
+def train_where_first_rank_fails(ranks: Ranks, config: TrainConfig, place: str, output: Path) -> None:
+    """A function fails on the first rank only; each rank writes how it ended."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", place)
@@ -190,7 +190,7 @@ def train_where_the_first_rank_fails(ranks: Ranks, config: TrainConfig, place: s
 
 
 def assert_near(first: Path, second: Path) -> None:
-    """Two files of tensors agree to 1e-10, and to 1e-6 where one is an average, which is kept in float32."""
+    """Check that two tensor files agree to 1e-10, and to 1e-6 for averages, which are kept in float32."""
     a, b = load_file(first), load_file(second)
     assert a.keys() == b.keys()
     for name in a:

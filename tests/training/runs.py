@@ -1,6 +1,6 @@
-"""Small runs for the tests of training, and what they leave behind.
+"""Small runs for the training tests, and readers of their output.
 
-The text is made of a few words in random order, so that there is something to learn within fifty steps.
+The text consists of a few words in random order, so that a model can learn something within fifty steps.
 """
 
 import json
@@ -93,8 +93,8 @@ def without_kernels(update: Update) -> None:
 
 
 def updated(config: OptimizerConfig, device: str, *, plain: bool) -> Update:
-    """The update of a small transformer after four steps by made-up gradients of its rounded copy, one of them skipped;
-    plain: without the kernel for all parameters."""
+    """The update of a small transformer after four steps with random gradients of its rounded copy, one of them
+    skipped. `plain`: without the fused kernel."""
     torch.manual_seed(0)
     model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
     rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
@@ -110,14 +110,14 @@ def updated(config: OptimizerConfig, device: str, *, plain: bool) -> Update:
 
 
 def listen() -> dict[int, Any]:
-    """Take the signals that stop a run as any program does, also where the tests were started to ignore some (nohup);
-    how they were taken before."""
+    """Restore the default handlers of the signals that stop a run, even if the tests were started with some ignored
+    (nohup); return the previous handlers."""
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     return {number: signal.signal(number, handler) for number, handler in usual.items()}
 
 
 class Crash(Exception):
-    """What a test throws into a run to end it without warning."""
+    """Raised by a test inside a run to end it abruptly."""
 
 
 def crash_at(step: int) -> Callable[[int], None]:
@@ -141,7 +141,7 @@ class Watching(Hooks):
 def run(
     config: TrainConfig, before_step: Callable[[int], None] | None = None, console: Console | None = None
 ) -> TrainResult:
-    """Train in this process, alone."""
+    """Train in this process, without other ranks."""
     config.check()
     hooks = None if before_step is None else Watching(before_step)
     return Trainer(config, ALONE, console or Console(quiet=True), hooks).run()
@@ -152,7 +152,7 @@ def checkpoint_steps(out: Path) -> list[int]:
 
 
 def final_state(out: Path) -> dict[str, Tensor]:
-    """All that the newest checkpoint and the model's file hold, by name."""
+    """All tensors and counts of the newest checkpoint and of the model file, by name."""
     folder = out / "checkpoints" / f"step-{checkpoint_steps(out)[-1]:08d}"
     tensors = {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
     tensors |= {f"file/{name}": tensor for name, tensor in load_file(out / "model.safetensors").items()}
@@ -162,7 +162,7 @@ def final_state(out: Path) -> dict[str, Tensor]:
 
 
 def final_log(out: Path) -> list[dict[str, Any]]:
-    """The log without what depends on the machine's speed."""
+    """The log without the fields that depend on the machine's speed."""
     return [{k: v for k, v in record.items() if k not in SPEEDS} for record in read_log(out / "log.jsonl")]
 
 
@@ -178,7 +178,7 @@ def assert_resumes(config: Callable[..., TrainConfig], changes: dict[str, Any], 
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """Weights, averages, moments and log equal to the last bit."""
+    """Check that weights, averages, moments and log are bit-identical."""
     a, b = final_state(first), final_state(second)
     assert a.keys() == b.keys()
     different = [name for name in a if not torch.equal(a[name], b[name])]

@@ -1,4 +1,4 @@
-"""From autoregressive networks to diffusion: what is the same before the first step, and what the options do."""
+"""Adapting autoregressive networks to diffusion: equivalence before the first step, and the options."""
 
 import math
 import shutil
@@ -49,7 +49,7 @@ def parent(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def child_of(parent: cedd.LanguageModel, block: int | None = None, **options: Any) -> Llama:
-    """The network that a run --from the parent begins with."""
+    """The initial network of a run that starts --from the parent."""
     arguments = adapted(parent.model.config(), AdaptConfig(**options), block)
     made = build_network("llama", arguments)
     copy_weights(made, parent.folder)
@@ -67,15 +67,15 @@ def masked(x0: Tensor, V: int) -> Tensor:
     return x0.masked_fill(torch.rand(x0.shape, generator=torch.Generator().manual_seed(3)) < 0.6, V)
 
 
-def shown(parent: cedd.LanguageModel, x0: Tensor) -> Tensor:
-    """What the autoregressive network reads."""
+def parent_input(parent: cedd.LanguageModel, x0: Tensor) -> Tensor:
+    """The input of the autoregressive network."""
     return parent.method.dynamics.network_input(x0, x0, parent.process)
 
 
 # ---- before the first step ------------------------------------------------------------------------------------------
 
 
-def test_with_a_shift_and_blocks_of_one_the_likelihood_is_the_parents_to_the_last_bit(
+def test_shift_with_block_size_one_matches_parent_likelihood(
     parent: cedd.LanguageModel,
 ) -> None:
     x0, V = text(parent), parent.process.vocab_size
@@ -83,7 +83,7 @@ def test_with_a_shift_and_blocks_of_one_the_likelihood_is_the_parents_to_the_las
     x_t = masked(x0, V)
     levels = torch.zeros(len(x0), L)
     found = InBlocks(child, 1)(x_t, levels, clean=x0)
-    expected = parent.model(shown(parent, x0))
+    expected = parent.model(parent_input(parent, x0))
     assert torch.equal(found, expected)
     method = cedd.get_method("cedd").in_blocks(1)
     nats = cedd.exact_likelihood(child, parent.process, x0, range(L), method=method)
@@ -92,12 +92,12 @@ def test_with_a_shift_and_blocks_of_one_the_likelihood_is_the_parents_to_the_las
 
 
 @pytest.mark.parametrize("block", [3, 4, 12])
-def test_the_first_token_of_a_block_is_predicted_as_by_the_parent(parent: cedd.LanguageModel, block: int) -> None:
-    """Its past is read as the parent reads it."""
+def test_first_token_of_each_block_matches_parent_prediction(parent: cedd.LanguageModel, block: int) -> None:
+    """The past is processed as in the parent."""
     x0, V = text(parent), parent.process.vocab_size
     child = child_of(parent, block)
     found = InBlocks(child, block)(masked(x0, V), torch.zeros(len(x0), L // block), clean=x0)
-    expected = parent.model(shown(parent, x0))
+    expected = parent.model(parent_input(parent, x0))
     assert torch.allclose(found[:, ::block], expected[:, ::block], atol=2e-6)
     other = child_of(parent, block, causal_past=False)
     if block == 4:
@@ -105,7 +105,7 @@ def test_the_first_token_of_a_block_is_predicted_as_by_the_parent(parent: cedd.L
         assert float((changed_[:, 8] - expected[:, 8]).abs().max()) > 1e-5
 
 
-def test_under_causal_attention_the_outputs_are_the_parents(parent: cedd.LanguageModel) -> None:
+def test_causal_attention_reproduces_parent_outputs(parent: cedd.LanguageModel) -> None:
     x0 = text(parent)
     causal = AttentionPattern(visible_of("causal", L))
     shifted, plain = child_of(parent), child_of(parent, shift=False)
@@ -113,7 +113,7 @@ def test_under_causal_attention_the_outputs_are_the_parents(parent: cedd.Languag
     assert torch.allclose(shifted(x0, attention=causal)[:, 1:], alone, atol=2e-6)
     assert torch.allclose(plain(x0, attention=causal)[:, :-1], alone, atol=2e-6)
     started = child_of(parent, start=True)(x0, attention=causal)
-    assert torch.allclose(started, parent.model(shown(parent, x0)), atol=2e-6)
+    assert torch.allclose(started, parent.model(parent_input(parent, x0)), atol=2e-6)
     later = x0.clone()
     later[:, -1] = (later[:, -1] + 1) % parent.process.vocab_size
     assert bool(((shifted(later) - shifted(x0)).abs().amax((0, 2)) > 1e-6).all())  # full attention, everywhere
@@ -122,8 +122,8 @@ def test_under_causal_attention_the_outputs_are_the_parents(parent: cedd.Languag
 @pytest.mark.parametrize(
     "options", [{"block": 4}, {"block": 4, "causal_past": False}, {"start": True}, {"shift": False}]
 )
-def test_the_next_token_loss_is_the_parents(parent: cedd.LanguageModel, options: dict[str, Any]) -> None:
-    """In one pass with the noisy half, or in a pass of its own."""
+def test_next_token_loss_matches_parent(parent: cedd.LanguageModel, options: dict[str, Any]) -> None:
+    """In the same pass as the noisy half, or in a separate pass."""
     x0, process = text(parent, 4), parent.process
     block = options.pop("block", None)
     child = child_of(parent, block, **options)
@@ -133,7 +133,7 @@ def test_the_next_token_loss_is_the_parents(parent: cedd.LanguageModel, options:
         batch = batch_of(method, process, x0, next_token_weight=weight)
         losses.append(float(batch_loss(method, child, batch)))
     starts = child.options.start_row is not None
-    logits, tokens = (parent.model(shown(parent, x0)), x0) if starts else (parent.model(x0)[:, :-1], x0[:, 1:])
+    logits, tokens = (parent.model(parent_input(parent, x0)), x0) if starts else (parent.model(x0)[:, :-1], x0[:, 1:])
     expected = -logits.log_softmax(-1).gather(-1, tokens[..., None]).mean()
     assert losses[1] - losses[0] == pytest.approx(0.5 * float(expected), abs=1e-5)
 
@@ -151,9 +151,9 @@ def batch_of(method: cedd.Method, process: cedd.TokenProcess, x0: Tensor, **chan
 @pytest.mark.parametrize(
     ("V", "length", "block"), [(2, 4, 2), (2, 4, 4), pytest.param(2, 8, 4, marks=pytest.mark.slow)]
 )
-def test_the_exact_likelihood_of_blocks_is_the_sum_over_their_orders(V: int, length: int, block: int) -> None:
-    """With a shift, a causal past and a start token: by plain passes over the start token, the past and one block,
-    without a cache and without the clean half. Over all texts, the likelihoods sum to 1."""
+def test_exact_block_likelihood_matches_average_over_orders(V: int, length: int, block: int) -> None:
+    """With a shift, a causal past and a start token. The reference runs plain passes over the start token, the past and
+    one block, with no cache and no clean half. The likelihoods of all texts sum to 1."""
     torch.manual_seed(0)
     sizes = {**NETWORK, "width": 8, "head_width": 4, "length": length, "vocab_size": V, "has_mask": True}
     kind = {"attention": "block-causal", "block": block, "causal_past": True, "shift": True, "start_row": 0}
@@ -163,25 +163,25 @@ def test_the_exact_likelihood_of_blocks_is_the_sum_over_their_orders(V: int, len
         parameter.normal_(std=0.7)
 
     @cache
-    def chances(past: tuple[int, ...], known: tuple[int, ...]) -> Tensor:
-        """Of the tokens of a block, of which some are masks (V)."""
+    def token_probabilities(past: tuple[int, ...], known: tuple[int, ...]) -> Tensor:
+        """Token probabilities of a block in which some tokens are masked (V)."""
         ids = torch.tensor([[0, *past, *known]])
         begin = 1 + len(past)
         visible = torch.ones(ids.shape[1], ids.shape[1]).tril().bool()
         visible[begin:] = True
         logits = network.original_logits(ids, attention_mask=visible)[0]
-        return logits[begin - 1 : begin - 1 + block].softmax(-1)  # of the tokens before, as an autoregressive network's
+        return logits[begin - 1 : begin - 1 + block].softmax(-1)  # each predicted by the token before it
 
-    def chance(text: tuple[int, ...], order: tuple[int, ...], begin: int) -> float:
+    def probability(text: tuple[int, ...], order: tuple[int, ...], begin: int) -> float:
         known, product = [V] * block, 1.0
         for i in order:
-            product *= float(chances(text[:begin], tuple(known))[i, text[begin + i]])
+            product *= float(token_probabilities(text[:begin], tuple(known))[i, text[begin + i]])
             known[i] = text[begin + i]
         return product
 
     texts, orders = list(product_of(range(V), repeat=length)), list(permutations(range(block)))
     expected = [
-        math.prod(fmean(chance(x, order, k) for order in orders) for k in range(0, length, block)) for x in texts
+        math.prod(fmean(probability(x, order, k) for order in orders) for k in range(0, length, block)) for x in texts
     ]
     assert math.fsum(expected) == pytest.approx(1.0, abs=1e-12)
     method = cedd.get_method("cedd-star").in_blocks(block)
@@ -207,7 +207,7 @@ def nats_of(model: Backbone, made: Trainer, data: Tensor) -> float:
     return cedd.estimate_bound(model, made.process, data, **how).nats_per_token
 
 
-def test_attention_opens_in_time(config: Make, parent: cedd.LanguageModel) -> None:
+def test_attention_anneals_from_causal_to_full(config: Make, parent: cedd.LanguageModel) -> None:
     made = adapting(config, parent, {"adapt.anneal": 0.5})
     noising = made.noising()
     causal = visible_of("causal", L)
@@ -226,14 +226,16 @@ def test_attention_opens_in_time(config: Make, parent: cedd.LanguageModel) -> No
     assert torch.equal(again, before)
 
 
-def test_blocks_grow(config: Make, parent: cedd.LanguageModel) -> None:
+def test_block_size_grows_during_training(config: Make, parent: cedd.LanguageModel) -> None:
     noising = adapting(config, parent, {"block": 4, "adapt.first_block": 1, "adapt.growth": 0.5}).noising()
     sizes = [L // noising.batch(step).parts[0].sigma.shape[1] for step in (0, 9, 10, 19, 20, 39)]
     assert sizes == [1, 1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("changes", [{"adapt.anneal": 0.5}, {"block": 4, "adapt.first_block": 1}])
-def test_growth_follows_an_end_that_moves(config: Make, parent: cedd.LanguageModel, changes: dict[str, Any]) -> None:
+def test_growth_schedule_follows_shortened_run(
+    config: Make, parent: cedd.LanguageModel, changes: dict[str, Any]
+) -> None:
     """A time limit shortens a run; the last steps are then still those with full attention or the largest blocks."""
 
     class Shortened(Hooks):
@@ -268,8 +270,8 @@ def test_growth_follows_an_end_that_moves(config: Make, parent: cedd.LanguageMod
         {"block": 4, "adapt.causal_past": False, "adapt.shift": False, "adapt.mask_id": 3},
     ],
 )
-def test_it_learns(config: Make, parent: cedd.LanguageModel, changes: dict[str, Any]) -> None:
-    """And the run's folder is a model with its options."""
+def test_adapted_model_learns_and_loads(config: Make, parent: cedd.LanguageModel, changes: dict[str, Any]) -> None:
+    """The run's folder loads as a model with the same options."""
     made = adapting(config, parent, changes)
     data = torch.from_numpy(made.data.validation[:16])
     before = nats_of(made.state.averaged_model(), made, data)
@@ -281,7 +283,7 @@ def test_it_learns(config: Make, parent: cedd.LanguageModel, changes: dict[str, 
     assert model.method.block == changes.get("block")
 
 
-def test_the_command(corpus: Path, cache: Path, parent: cedd.LanguageModel, tmp_path: Path) -> None:
+def test_train_adapt_command(corpus: Path, cache: Path, parent: cedd.LanguageModel, tmp_path: Path) -> None:
     start = tmp_path / "parent"
     shutil.copytree(parent.folder.path, start)
     words = ["--from", str(start), "--data", str(corpus), "--out", str(tmp_path / "run"), "--block", "4"]
@@ -298,7 +300,7 @@ def test_the_command(corpus: Path, cache: Path, parent: cedd.LanguageModel, tmp_
     assert parse("train", ["adapt", *words]).config.start == str(start)
 
 
-def test_a_block_or_a_process_asks_for_a_diffusion_method(parent: cedd.LanguageModel) -> None:
+def test_block_or_process_option_selects_diffusion_method(parent: cedd.LanguageModel) -> None:
     def parsed(*more: str) -> tuple[str, str, int | None]:
         config = parse("train", ["--from", str(parent.folder.path), "--out", "run", *more]).config
         return config.method, config.process.name, config.block
@@ -309,7 +311,7 @@ def test_a_block_or_a_process_asks_for_a_diffusion_method(parent: cedd.LanguageM
     assert parsed()[0] == parsed("--process", "absorb", "--method", "ar")[0] == "ar"
 
 
-def test_what_makes_no_sense_is_refused(config: Make, parent: cedd.LanguageModel, capsys) -> None:
+def test_invalid_adapt_options_are_rejected(config: Make, parent: cedd.LanguageModel, capsys) -> None:
     with pytest.raises(ValueError, match=r"adapt.first_block needs a block to grow to"):
         adapting(config, parent, {"adapt.first_block": 2}).config.check()
     with pytest.raises(ValueError, match=r"adapt.first_block must be block 6 divided by a power of two \(got 2\)"):

@@ -1,4 +1,4 @@
-"""Training in blocks: each block at a time of its own, the same on any number of ranks, resumed to the last bit."""
+"""Block training: one time per block, the same result on any number of ranks, and bit-exact resumption."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def trainer(config: TrainConfig) -> Trainer:
 
 
 @pytest.mark.parametrize("kind", [absorb, roulette, uniform])
-def test_rows_suffice_at_every_step(dataset: PackedDataset, kind):  # noqa: F811
+def test_capacity_suffices_at_every_step(dataset: PackedDataset, kind):  # noqa: F811
     sampler = BatchSampler(dataset, 128, seed=3)
     for complementary in (False, True):
         config = BatchConfig(128, complementary=complementary, highest_time=0.6)
@@ -57,7 +57,7 @@ CHANGES: list[dict[str, Any]] = [
     [CHANGES[1] if one == 1 else pytest.param(CHANGES[one], marks=pytest.mark.slow) for one in range(3)],
     ids=["roulette", "complementary, muon", "sedd on uniform"],
 )
-def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
+def test_crashed_run_resumes_bit_exactly(config: Make, changes: dict[str, Any]):
     assert assert_resumes(config, changes).finished
 
 
@@ -65,7 +65,7 @@ def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any])
 @pytest.mark.parametrize(
     ("strategy", "complementary"), [pytest.param("ddp", False, marks=pytest.mark.slow), ("fsdp", True)]
 )
-def test_gradients_are_those_of_one_process(config: Make, tmp_path: Path, strategy: str, complementary: bool):
+def test_distributed_gradients_match_single_process(config: Make, tmp_path: Path, strategy: str, complementary: bool):
     settings = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2, "block": 4, "process.name": "absorb"}
     settings |= {"batch.complementary": complementary}
     with double_precision():
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_one_process(config: Make, tmp_path: Path, strate
         {"method": "bayes", "process.name": "absorb", "batch.complementary": True},
     ],
 )
-def test_a_run_learns_and_is_measured_in_its_blocks(config: Make, changes: dict[str, Any]):
+def test_block_run_learns_and_is_evaluated_in_blocks(config: Make, changes: dict[str, Any]):
     made = config("run", {"block": 4, "steps": 40, "checkpoint_every": 40, "evaluation.every": 20, **changes})
     begun = trainer(made)
     batch = fixed_batch(begun)
@@ -104,7 +104,7 @@ def test_a_run_learns_and_is_measured_in_its_blocks(config: Make, changes: dict[
     torch.testing.assert_close(estimate.per_sequence, alone.per_sequence)
 
 
-def test_the_command_line_measures_exactly_what_is_written_in_small_blocks(
+def test_evaluate_exact_bound_agrees_with_other_bounds_for_small_blocks(
     config: Make, capsys: pytest.CaptureFixture[str]
 ):
     changes = {"block": 3, "process.name": "absorb", "method": "cedd", "model.time_conditioning": False}
@@ -126,8 +126,8 @@ def test_the_command_line_measures_exactly_what_is_written_in_small_blocks(
 # From another model
 
 
-def test_from_the_full_model_and_on_to_larger_blocks(config: Make):
-    """Each begins with what the one before it knows, and a run from a model in blocks keeps its blocks by default."""
+def test_warm_start_from_full_model_then_larger_blocks(config: Make):
+    """Each run starts from the weights of the previous one; the block size of a block model is kept by default."""
     whole = config("whole", {"process.name": "absorb", "method": "cedd", "steps": 60, "checkpoint_every": 60})
     run(whole)
     in_blocks = changed(starting_from(config("blocks"), str(whole.out)), {"block": 3, "steps": 30})
@@ -145,8 +145,8 @@ def test_from_the_full_model_and_on_to_larger_blocks(config: Make):
 
 
 @pytest.mark.slow
-def test_from_an_autoregressive_model(config: Make):
-    """Its weights are taken over; its outputs are logits of tokens too, if of the next ones."""
+def test_warm_start_from_autoregressive_model(config: Make):
+    """Its weights are copied; its outputs are token logits too, although for the next token."""
     causal = config("causal", {"method": "ar", "process.name": "absorb", "steps": 60, "checkpoint_every": 60})
     run(causal)
     start = changed(starting_from(config("blocks"), str(causal.out)), {"method": "cedd", "block": 1, "steps": 30})
@@ -162,7 +162,7 @@ def test_from_an_autoregressive_model(config: Make):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What is refused
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,16 @@ def test_from_an_autoregressive_model(config: Make):
         (["--block", "16", "--method", "ar"], "ar is autoregressive and has no blocks (got block=16)"),
     ],
 )
-def test_a_bad_block_is_one_line(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_invalid_block_gives_one_line_error(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main(["train", "tiny", "--out", str(tmp_path / "run"), "--device", "cpu", *words]) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
 
 
-def test_other_blocks_are_another_run_and_another_model(config: Make):
+def test_block_size_mismatches_and_unsupported_options_are_rejected(config: Make):
     made = config("run", {"block": 4, "process.name": "absorb", "method": "cedd"})
     run(made)
     with pytest.raises(ValueError, match=r"holds another run \(block is 6, not 4\)"):
@@ -197,14 +199,14 @@ def test_other_blocks_are_another_run_and_another_model(config: Make):
         cedd.evaluate(long.out, long.data, bound="exact", device="cpu")
 
 
-def test_a_network_that_takes_no_pattern_is_refused(config: Make):
+def test_network_without_attention_capability_is_rejected(config: Make):
     plain = ModuleBackbone(torch.nn.Embedding(9, 8), 8, True)
     with pytest.raises(ValueError, match=r"does not declare Capabilities\(attention=True\)"):
         check_network(plain, config("run", {"block": 4}), METHOD)
     check_network(plain, config("run"), cedd.METHODS["cedd"])
 
 
-def test_noise_is_that_of_the_blocks_time():
+def test_noise_level_follows_block_time():
     """Tokens of a block share its time: at t = 1 nearly all are masked, at t = 1e-3 nearly none."""
     x0 = torch.zeros(64, 8, dtype=torch.int64)
     t = torch.tensor([1.0, 1e-3]).double().repeat(64, 2)

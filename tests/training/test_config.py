@@ -1,4 +1,4 @@
-"""A run's configuration: a row of a table is all that a process or a schedule needs to be trained."""
+"""Run configuration: a registry entry is all that a process or a schedule needs to be trained."""
 
 import re
 import shlex
@@ -47,7 +47,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES, "quadratic", Quadratic)
 
 
-def test_every_row_can_be_built_from_its_name():
+def test_every_registered_process_and_schedule_is_built_by_name():
     for name in PROCESSES:
         assert ProcessConfig(name).build(7).config()["name"] == name
     for name in SCHEDULES:
@@ -69,7 +69,7 @@ COSINE = {"schedule": {"name": "cosine", "eps": 0.1}}
         ("hybrid", {"p_u": 0.2, "rise": 0.4}, cedd.hybrid(5, 0.2, rise=0.4)),
     ],
 )
-def test_a_process_is_a_name_and_its_arguments(
+def test_process_is_built_from_name_and_arguments(
     name: str, arguments: dict[str, object], expected: cedd.TokenProcess
 ) -> None:
     made = ProcessConfig(name, arguments).build(5)
@@ -80,7 +80,7 @@ def test_a_process_is_a_name_and_its_arguments(
     assert asked.build(5).config() == expected.config()
 
 
-def test_a_name_resets_the_arguments_and_an_argument_keeps_the_others():
+def test_process_name_resets_arguments_but_single_argument_keeps_others():
     preset = PRESETS["english-char"][1].process
     assert preset.arguments == {"p_m": 0.5, "schedule": {"name": "polynomial", "power": 0.5}}
 
@@ -94,8 +94,8 @@ def test_a_name_resets_the_arguments_and_an_argument_keeps_the_others():
     assert asked("--process.p-m", "0.9", "--process", "roulette") == {"p_m": 0.9}
 
 
-def test_equal_processes_make_no_other_run(config: Make):
-    """However they are written: by default arguments, or by the same numbers."""
+def test_equal_processes_count_as_same_run(config: Make):
+    """Whether written with default arguments or with the same values given explicitly."""
     usual = config("run", {"process.name": "roulette"})
     same = config("run", {"process.name": "roulette", "process.p_m": 0.95, "process.schedule": {"eps": 1e-3}})
     assert usual != same
@@ -105,7 +105,7 @@ def test_equal_processes_make_no_other_run(config: Make):
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
+def test_custom_process_and_schedule_train_and_load(config: Make):
     words = "tiny --out x --process shuffle-first --process.until 0.3 --process.p-m 0.9"
     schedule = ["--process.schedule", "quadratic", "--process.schedule.total", "6"]
     process = parse("train", [*words.split(), *schedule]).config.process
@@ -118,7 +118,7 @@ def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
 
 
 @pytest.mark.usefixtures("registered")
-def test_its_command_can_be_typed_again():
+def test_train_command_parses_back_to_same_config():
     words = ["tiny", "--out", "x", "--process", "shuffle-first", "--process.until", "0.3"]
     words += ["--process.schedule", "quadratic", "--process.schedule.total", "6"]
     asked = parse("train", words)
@@ -128,7 +128,7 @@ def test_its_command_can_be_typed_again():
 
 
 @pytest.mark.parametrize(("words", "wanted"), [("--tensorboard", True), ("", False)])
-def test_a_flag_needs_no_value(words: str, wanted: bool):
+def test_flag_needs_no_value(words: str, wanted: bool):
     assert parse("train", ["tiny", *words.split(), "--out", "x"]).config.tensorboard is wanted
 
 
@@ -151,7 +151,7 @@ def test_a_flag_needs_no_value(words: str, wanted: bool):
         ("absorbing", {}, "--process: invalid choice: 'absorbing'; did you mean 'absorb'?"),
     ],
 )
-def test_arguments_that_a_row_does_not_take_are_refused(name: str, arguments: dict[str, object], message: str):
+def test_unexpected_process_arguments_are_rejected(name: str, arguments: dict[str, object], message: str):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         ProcessConfig(name, arguments).build(5)
     assert "\n" not in str(error.value)

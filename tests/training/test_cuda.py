@@ -1,4 +1,4 @@
-"""On a GPU: clipping and skipping inside the optimizer's kernel, a compiled run, and checkpoints that change device."""
+"""GPU tests: clipping and skipping inside the optimizer kernel, compiled runs, checkpoints moved between devices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 Make = Callable[..., TrainConfig]
 ON_CUDA = Ranks(0, 1, torch.device("cuda", 0))
-# An eps that keeps AdamW from blowing up the last bits of gradients that are almost zero.
+# An eps large enough that AdamW does not amplify rounding errors in near-zero gradients.
 STEADY: dict[str, Any] = {"model.dropout": 0.0, "precision": "float32", "optimizer.eps": 1e-3}
 
 
@@ -37,11 +37,11 @@ def train_on_cuda(config: TrainConfig, before_step: Callable[[int], None] | None
 
 
 @pytest.mark.parametrize("clip", [1e-3, 0.5, 0.0, 1e3])
-def test_clipping_inside_the_kernel_is_the_textbooks(clip: float):
+def test_clipping_inside_kernel_matches_clip_grad_norm(clip: float):
     check_clipping(1, clip, "cuda")
 
 
-def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable[..., None]):  # noqa: F811
+def test_skipped_step_leaves_weights_and_moments_unchanged(config: Make, spoil: Callable[..., None]):  # noqa: F811
     spoil(6, "nan")
     trainer = Trainer(config("run", {**SKIPPING, "device": "cuda"}), ON_CUDA, Console(quiet=True))
     assert_skips(trainer)
@@ -49,7 +49,7 @@ def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable
 
 
 @pytest.mark.parametrize("mode", ["off", "graphs"])
-def test_a_run_with_evaluations_learns_and_goes_on_after_a_crash(config: Make, mode: str):
+def test_run_with_evaluations_resumes_after_crash(config: Make, mode: str):
     changes = {**STEADY, "compile": mode, "evaluation.every": 6}
     changes |= {"evaluation.sequences": 16, "evaluation.sample_steps": 4}
     train_on_cuda(config("whole", changes))
@@ -63,7 +63,7 @@ def test_a_run_with_evaluations_learns_and_goes_on_after_a_crash(config: Make, m
     assert kinds.count("bound") == 2
 
 
-def test_a_checkpoint_changes_device(config: Make, tmp_path: Path):
+def test_checkpoint_moves_between_cpu_and_cuda(config: Make, tmp_path: Path):
     changes = {**STEADY, "compile": "off"}
     run(config("cpu", changes))
     run(config("mixed", {**changes, "steps": 4}))
@@ -88,8 +88,8 @@ IN_BLOCKS: dict[str, Any] = {"block": 4, "batch.complementary": True, "model.wid
         ("bayes", "roulette", {**IN_BLOCKS, "batch.complementary": False, "model.time_conditioning": False}),
     ],
 )
-def test_recorded_steps_are_the_steps(config: Make, method: str, process: str, others: dict[str, Any]):
-    """Compiled and recorded as a graph, a run is the same run, up to rounding."""
+def test_cuda_graph_steps_match_eager_steps(config: Make, method: str, process: str, others: dict[str, Any]):
+    """A run compiled and recorded as a CUDA graph gives the same result up to rounding."""
     changes = {**STEADY, "method": method, "process.name": process, "evaluation.every": 0, **others}
     plain, recorded = (
         train_on_cuda(config(f"run-{mode}", {**changes, "compile": mode})).state.tensors() for mode in ("off", "graphs")
@@ -101,8 +101,8 @@ def test_recorded_steps_are_the_steps(config: Make, method: str, process: str, o
 
 
 @pytest.mark.parametrize("mode", ["record", "graphs"])
-def test_recorded_steps_on_rounded_weights_are_the_steps(config: Make, mode: str):
-    """The same in bfloat16, whose weights the update rounds."""
+def test_cuda_graph_steps_match_eager_steps_with_rounded_weights(config: Make, mode: str):
+    """The same in bfloat16, where the update rounds the weights."""
     changes = {**STEADY, "precision": "bf16", "evaluation.every": 0}
     plain, recorded = (train_on_cuda(config(f"run-{kind}", {**changes, "compile": kind})) for kind in ("off", mode))
     assert recorded.train_step.update.swept
@@ -112,7 +112,7 @@ def test_recorded_steps_on_rounded_weights_are_the_steps(config: Make, mode: str
         torch.testing.assert_close(found, tensor, rtol=2e-2, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_a_recorded_gradient_is_the_gradient_whatever_the_rows():
+def test_captured_gradient_matches_eager_for_any_row_count():
     torch.manual_seed(0)
     method, process = get_method("cedd-star"), absorb(7)
     model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)).cuda()

@@ -1,4 +1,4 @@
-"""Bounds and samples while training: by the averaged weights, for every method, and without a trace in the weights."""
+"""Bounds and samples during training: computed with averaged weights, for every method, with no effect on training."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def records(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("method", "process"), [("cedd-star", "roulette"), ("dfm", "absorb"), ("ar", "absorb")])
-def test_every_kind_of_method_is_evaluated(config: Make, method: str, process: str):
+def test_every_method_type_is_evaluated(config: Make, method: str, process: str):
     assert_evaluated(run(config("run", {**SMALL, "method": method, "process.name": process})), config().out)
 
 
@@ -45,8 +45,8 @@ def assert_evaluated(result: TrainResult, out: Path) -> None:
     assert 0.5 < result.bound < 20
 
 
-def test_where_a_path_stops_is_chosen_on_training_text_and_stands_in_the_folder(config: Make):
-    """What the run logs last is of the process that its folder describes."""
+def test_stop_time_is_chosen_on_training_text_and_saved(config: Make):
+    """The last logged bound is for the process that the run's folder describes."""
     settings = config("run", {**SMALL, "method": "sedds", "process.name": "uniform"})
     result = run(settings)
     assert_evaluated(result, settings.out)
@@ -67,7 +67,7 @@ def bound_of_folder(config: TrainConfig) -> tuple[float, float]:
     return found.nats_per_token, found.stderr
 
 
-def test_the_bound_is_that_of_the_averaged_weights(config: Make):
+def test_logged_bound_uses_averaged_weights(config: Make):
     settings = config("run", {**SMALL, "optimizer.ema": 0.95})
     result = run(settings)
     (record,) = [r for r in records(settings.out, "bound") if r["step"] == 12]
@@ -76,7 +76,7 @@ def test_the_bound_is_that_of_the_averaged_weights(config: Make):
     assert record["perplexity"] == pytest.approx(math.exp(record["nats_per_token"]))
 
 
-def test_evaluations_leave_no_trace_in_the_training(config: Make):
+def test_evaluations_do_not_affect_training(config: Make):
     run(config("evaluated", {**SMALL, "evaluation.every": 2}))
     run(config("plain", {"log_every": 4}))
     evaluated, plain = final_state(config("evaluated").out), final_state(config("plain").out)
@@ -84,19 +84,19 @@ def test_evaluations_leave_no_trace_in_the_training(config: Make):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_logs_the_same_bounds_and_samples(config: Make):
+def test_resumed_run_logs_same_bounds_and_samples(config: Make):
     assert_resumes(config, SMALL, crash=7)
     assert len(records(config("crashed").out, "bound")) == 2
 
 
-def test_samples_can_be_left_out(config: Make):
+def test_samples_can_be_disabled(config: Make):
     run(config("run", {**SMALL, "evaluation.samples": 0}))
     assert len(records(config().out, "bound")) == 2
     assert not records(config().out, "sample")
 
 
-def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path: Path):
-    """Its blocks are repeated within a batch, which nobody means; with pairs of masks a batch has half as many."""
+def test_text_smaller_than_batch_gives_warning(config: Make, tmp_path: Path):
+    """Its blocks repeat within a batch; with complementary masks a batch has half as many blocks."""
     small = tmp_path / "small.txt"
     small.write_text("the cat sat on the mat. " * 10)
     for pairs, blocks in ((False, 64), (True, 32)):
@@ -118,10 +118,10 @@ def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path
     ("method", "lowest", "highest", "warned"),
     [("sedd", 0.2, 0.8, True), ("sedds", 1e-3, 0.8, True), ("sedd", 1e-3, 1.0, False), ("cedd", 0.2, 0.8, False)],
 )
-def test_score_entropy_at_few_times_is_called_so(
+def test_score_entropy_on_limited_times_gives_warning(
     config: Make, method: str, lowest: float, highest: float, warned: bool
 ):
-    """A preset may have such times, which were found for cross entropy."""
+    """A preset may restrict the times to a range tuned for cross entropy."""
     said = StringIO()
     changes = {"method": method, "batch.lowest_time": lowest, "batch.highest_time": highest, "steps": 1}
     run(config("run", changes), console=Console(file=said, width=200))
@@ -133,8 +133,8 @@ def test_score_entropy_at_few_times_is_called_so(
 
 
 @pytest.mark.parametrize(("method", "complementary"), [("ar", True), ("ar", False), ("cedd", True)])
-def test_sequences_without_masks_twice_in_a_batch_are_called_so(config: Make, method: str, complementary: bool):
-    """A preset may have complementary masks, which are for methods with noise."""
+def test_complementary_batches_without_masks_give_warning(config: Make, method: str, complementary: bool):
+    """A preset may enable complementary masks, which need a method with noise."""
     said = StringIO()
     changes = {"method": method, "batch.complementary": complementary, "steps": 1}
     run(config("run", changes), console=Console(file=said, width=200))
@@ -142,7 +142,7 @@ def test_sequences_without_masks_twice_in_a_batch_are_called_so(config: Make, me
     assert (line in said.getvalue()) == (method == "ar" and complementary)
 
 
-def test_the_flag_that_the_warning_names_is_accepted():
+def test_flag_named_in_warning_is_accepted():
     _, preset = PRESETS["small-fast"]
     changed = replace(preset, method="ar", batch=replace(preset.batch, complementary=False))
     assert "batch.complementary" not in unused_settings(changed)

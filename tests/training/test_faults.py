@@ -1,4 +1,4 @@
-"""Kills, a full disk, damage: what is complete stays, what is not is found, and a run ends with the same bits."""
+"""Kills, a full disk, damage: complete files survive, incomplete ones are detected, and runs end bit-identical."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ from tests.training.faults import (
     exchanges,
     full_disk,
     kills_in_export,
-    two_at_once,
+    two_repairs_at_once,
 )
 from tests.training.processes import POINTS, start_training, wait
 from tests.training.runs import assert_same_run, checkpoint_steps, run, tiny_config
 
 Make = Callable[..., TrainConfig]
 pytestmark = pytest.mark.usefixtures("server")
-SETTINGS = {"checkpoint_every": 3, "keep": 2}  # saves at 3, 6, 9 and 12; from the third on, an old one goes
+SETTINGS = {"checkpoint_every": 3, "keep": 2}  # saves at 3, 6, 9 and 12; from the third on, an old one is deleted
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ QUICK = ("within the shards", "while an old one is dropped", "before the model's
 
 
 @pytest.mark.parametrize("point", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in POINTS])
-def test_killed_inside_a_save(config: Make, never_killed: Path, point: str):
+def test_run_killed_during_save_resumes_exactly(config: Make, never_killed: Path, point: str):
     settings = config("killed", SETTINGS)
     at_save = 1 if "old one" in point else 3
     assert wait(start_training(settings, point, at_save)) == -signal.SIGKILL
@@ -55,7 +55,7 @@ def campaign(tmp_path: Path) -> Campaign:
     return Campaign(tmp_path, size=2)
 
 
-FAST = (kills_in_export, full_disk, damage, exchanges, two_at_once)
+FAST = (kills_in_export, full_disk, damage, exchanges, two_repairs_at_once)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ FAST = (kills_in_export, full_disk, damage, exchanges, two_at_once)
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_campaign_of_faults(campaign: Campaign, part: Callable[[Campaign], None], size: int):
+def test_full_fault_campaign(campaign: Campaign, part: Callable[[Campaign], None], size: int):
     """A few faults by default; the slow tests make CEDD_FAULTS of each kind."""
     campaign.size = size
     part(campaign)
@@ -76,8 +76,8 @@ def test_a_campaign_of_faults(campaign: Campaign, part: Callable[[Campaign], Non
 
 
 @pytest.mark.slow
-def test_a_fault_that_is_not_found_is_counted_as_lost(campaign: Campaign, monkeypatch: pytest.MonkeyPatch):
-    """So the campaign can fail."""
+def test_undetected_damage_is_counted_as_lost(campaign: Campaign, monkeypatch: pytest.MonkeyPatch):
+    """Shows that the campaign can fail."""
     monkeypatch.setattr("tests.training.faults.open_packed", lambda folder: open_packed(folder, verify=False))
     campaign.size = 10
     damage(campaign)

@@ -1,4 +1,4 @@
-"""Labels: from a field of a .jsonl to a condition of the network, in training and in sampling."""
+"""Labels: from a .jsonl field to the conditioning of the network, in training and sampling."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ TEXTS = {"no": "aaaa", "yes": "bbbb", "1": "cccc"}
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of one letter for each label, mixed."""
+    """Shuffled documents, each repeating the letter of its label."""
     path = tmp_path_factory.mktemp("data") / "rows.jsonl"
     labels = np.random.default_rng(0).choice(list(TEXTS), 240)
     path.write_text("".join(json.dumps({"text": TEXTS[one], "kind": one}) + "\n" for one in labels))
@@ -40,7 +40,7 @@ def settings(rows: Path) -> dict[str, Any]:
     return {"data": str(rows), "labels": "kind", "process.name": "absorb", "method": "cedd", "steps": 2}
 
 
-def test_blocks_have_the_label_of_their_text(rows: Path, tmp_path: Path) -> None:
+def test_blocks_carry_label_of_their_text(rows: Path, tmp_path: Path) -> None:
     data = prepare_training_data(rows, 10, labels="kind")
     tokenizer = data.tokenizer
     packed = pack(LabelledCorpus(FileCorpus([rows]), "kind"), tokenizer, 10, cache=tmp_path)
@@ -58,7 +58,7 @@ def test_blocks_have_the_label_of_their_text(rows: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("complementary", [False, True])
-def test_labels_of_batches_on_ranks(rows: Path, tmp_path: Path, complementary: bool) -> None:
+def test_batch_labels_are_independent_of_rank_count(rows: Path, tmp_path: Path, complementary: bool) -> None:
     data = prepare_training_data(rows, 8, labels="kind")
     method, process = cedd.get_method("cedd"), cedd.absorb(data.tokenizer.vocab_size)
 
@@ -84,11 +84,13 @@ def test_labels_of_batches_on_ranks(rows: Path, tmp_path: Path, complementary: b
 
 
 def _blocks(blocks: np.ndarray, texts: torch.Tensor) -> np.ndarray:
-    """Any block with each text."""
+    """The index of a matching block for each text."""
     return np.array([(blocks == text.numpy()).all(1).argmax() for text in texts])
 
 
-def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_conditioned_sampling_after_training(
+    config: Make, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     made = config("run", {**settings, "evaluation.every": 2})
     run(made)
     model = cedd.load(made.out, "cpu")
@@ -118,15 +120,15 @@ def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytes
     assert capsys.readouterr().err.startswith("cedd: error: --label: invalid choice: 'maybe'")
 
 
-def test_blocks_of_a_text_share_its_label(config: Make, settings: dict[str, Any]) -> None:
+def test_block_model_generates_with_label(config: Make, settings: dict[str, Any]) -> None:
     made = config("run", {**settings, "block": 4})
     run(made)
     texts = cedd.load(made.out, "cpu").generate(2, length=20, label="no", seed=0)
     assert [len(text) for text in texts] == [20, 20]
 
 
-def test_starting_from_models_with_and_without_labels(config: Make, settings: dict[str, Any]) -> None:
-    """Without a label, the network computes what it did before."""
+def test_warm_start_between_models_with_and_without_labels(config: Make, settings: dict[str, Any]) -> None:
+    """Without a label, the outputs are unchanged."""
     x, sigma = torch.tensor([[0, 1, 2, 3]]), torch.tensor([0.7])
     first = config("labelled", settings)
     run(first)
@@ -142,8 +144,8 @@ def test_starting_from_models_with_and_without_labels(config: Make, settings: di
     assert cedd.load(second.out, "cpu").labels == sorted(TEXTS)
 
 
-def test_the_loss_is_that_of_the_labels(rows: Path) -> None:
-    """A batch with labels has the loss of the network called with them."""
+def test_loss_uses_batch_labels(rows: Path) -> None:
+    """The loss of a batch with labels is that of the network called with those labels."""
     data = prepare_training_data(rows, 8, labels="kind")
     V = data.tokenizer.vocab_size
     network = Transformer(
@@ -178,7 +180,7 @@ def test_the_loss_is_that_of_the_labels(rows: Path) -> None:
         ('{"text": "a", "kind": "x"}', r"at least two labels 'kind' \(got x\)"),
     ],
 )
-def test_missing_labels_are_refused(tmp_path: Path, row: str, message: str) -> None:
+def test_missing_or_too_few_labels_give_one_line_error(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(row + "\n")
     with pytest.raises(ValueError, match=message) as caught:
@@ -195,7 +197,7 @@ def test_missing_labels_are_refused(tmp_path: Path, row: str, message: str) -> N
         ({"data": "words.txt"}, "labels are a field of the rows of .jsonl files; .*words.txt is not one"),
     ],
 )
-def test_what_labels_need(
+def test_unsupported_label_settings_are_rejected(
     config: Make, settings: dict[str, Any], corpus: Path, changes: dict[str, Any], message: str
 ) -> None:
     if "data" in changes:
@@ -204,14 +206,16 @@ def test_what_labels_need(
         run(config("run", {**settings, **changes}))
 
 
-def test_models_without_labels_say_so(config: Make) -> None:
+def test_label_for_unlabelled_model_gives_clear_error(config: Make) -> None:
     made = config("run", {"steps": 1})
     run(made)
     with pytest.raises(ValueError, match="not trained with labels; train one with cedd train --labels FIELD"):
         cedd.load(made.out, "cpu").generate(label="yes")
 
 
-def test_likelihoods_given_a_label(config: Make, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_conditional_likelihoods(
+    config: Make, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The bound and the exact likelihood given a label are those of the network with this label."""
     made = config("run", {**settings, "evaluation.every": 0})
     run(made)

@@ -1,4 +1,4 @@
-"""Runs with a Llama-type network: they learn, resume, shard, and train low-rank updates alone."""
+"""Runs with a Llama network: learning, resumption, and training of low-rank updates only."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def llama(config: Make, name: str, changes: dict[str, Any] | None = None, **netw
 @pytest.mark.parametrize(
     "network", [pytest.param({}, marks=pytest.mark.slow), {"tied": True, "shift": True, "start_row": 1}]
 )
-def test_it_learns_and_can_be_used(config: Make, network: dict[str, Any]) -> None:
+def test_run_learns_and_model_generates(config: Make, network: dict[str, Any]) -> None:
     made = llama(config, "run", {"steps": 40, "checkpoint_every": 40, "optimizer.matrices": "muon"}, **network)
     begun = trainer(made)
     before = fixed_loss(begun)
@@ -46,12 +46,14 @@ def test_it_learns_and_can_be_used(config: Make, network: dict[str, Any]) -> Non
     assert len(model.generate(1, length=7, seed=0)[0]) == 7
 
 
-def test_a_resumed_run_takes_the_same_steps(config: Make) -> None:
+def test_resumed_run_is_bit_identical(config: Make) -> None:
     assert_resumes(partial(llama, config), {})
 
 
-def test_low_rank_updates_of_a_model(config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are all that a run changes, and cedd export adds them to the weights."""
+def test_lora_trains_only_low_rank_weights_and_export_merges_them(
+    config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run changes only the low-rank updates, and cedd export merges them into the weights."""
     first = llama(config, "first", {"steps": 10, "checkpoint_every": 10})
     run(first)
     arguments = {"lora_rank": 2, "weights_dtype": "bfloat16"}

@@ -1,4 +1,4 @@
-"""Every method learns on every process that it is defined on; by default every method and every process once."""
+"""Every method learns on every process it supports; the default tests cover each method and each process once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
 
 
 def cases() -> list[Any]:
-    """The pairs; in the default tests every method on roulette or its only process, and bayes on hybrid."""
+    """All pairs; the default tests run every method on roulette or its only process, and bayes on hybrid."""
     others = {("bayes", "hybrid"), *((method, "absorb") for method in ("dfm", "ar"))}
     usual = [(m, p) for m, p in PAIRS if p["process.name"] == "roulette" or (m, *p.values()) in others]
     return [
@@ -38,13 +38,13 @@ def cases() -> list[Any]:
 
 
 def fixed_batch(trainer: Trainer) -> StepBatch:
-    """512 noisy sequences of the training text: the few held-out blocks would have to be shuffled two hundred times."""
+    """512 noisy sequences of the training text, because there are too few held-out blocks."""
     sampler = BatchSampler(trainer.data.train, 512, seed=1)
     return NoisingSampler(sampler, trainer.method, trainer.process, BatchConfig(size=512)).batch(0)
 
 
 def fixed_loss(trainer: Trainer, batch: StepBatch | None = None) -> float:
-    """The loss of the weights themselves on the fixed batch, which may be given."""
+    """The loss of the raw (not averaged) weights on `batch`, by default the fixed batch."""
     model = trainer.state.model.eval()
     with torch.no_grad():
         loss = sum(float(batch_loss(trainer.method, model, part)) for part in (batch or fixed_batch(trainer)).parts)
@@ -56,7 +56,7 @@ def fixed_loss(trainer: Trainer, batch: StepBatch | None = None) -> float:
 def test_fifteen_steps_lower_the_loss(
     method: str, process: dict[str, Any], config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Validation, "stopped", lambda self, model: self.method)  # which takes ten bounds
+    monkeypatch.setattr(Validation, "stopped", lambda self, model: self.method)  # it computes ten bounds
     changes = {"method": method, **process, "steps": 15, "checkpoint_every": 15, "log_every": 15, "batch.size": 16}
     trainer = Trainer(config("run", changes), ALONE, Console(quiet=True))
     batch = fixed_batch(trainer)

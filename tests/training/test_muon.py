@@ -1,4 +1,4 @@
-"""Muon: directions with even singular values, torch's own steps, and what they leave alone."""
+"""Muon: orthogonalized updates, agreement with torch.optim.Muon, and which parameters it updates."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def step(muon: Muon, gradients: list[Tensor], norm: float, finite: bool, rate: f
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.integers(1, 12), columns=st.integers(1, 12), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
-def test_singular_vectors_stay_and_singular_values_become_about_one(rows: int, columns: int, scale: float, seed: int):
+def test_orthogonalization_keeps_singular_vectors_and_evens_values(rows: int, columns: int, scale: float, seed: int):
     generator = torch.Generator().manual_seed(seed)
     rank = min(rows, columns)
     left = torch.linalg.qr(torch.randn(rows, rank, generator=generator)).Q
@@ -47,8 +47,8 @@ def test_singular_vectors_stay_and_singular_values_become_about_one(rows: int, c
     torch.testing.assert_close(left @ found @ right.mT, even, rtol=0, atol=2e-4)
 
 
-def test_steps_are_torchs():
-    """In bfloat16, as torch's own, one matrix at a time."""
+def test_steps_match_torch_muon():
+    """In bfloat16, as in torch.optim.Muon, one matrix at a time."""
     torch.manual_seed(0)
     ours, theirs = ([nn.Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2))
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_steps_are_torchs():
     assert all(int(count) == 4 for count in muon.counts)
 
 
-def test_its_rate_may_be_another_than_adamws():
+def test_matrix_rate_may_differ_from_adamw_rate():
     moved: list[Tensor] = []
     for rate in (None, 3 * STEADY.rate):
         matrix = nn.Parameter(torch.zeros(4, 6))
@@ -81,7 +81,7 @@ def test_its_rate_may_be_another_than_adamws():
     torch.testing.assert_close(moved[1], 3 * moved[0])
 
 
-def test_a_bad_gradient_changes_nothing():
+def test_nonfinite_gradient_changes_nothing():
     torch.manual_seed(0)
     matrices = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     muon = muon_of(matrices)
@@ -97,9 +97,9 @@ COPIED = [True, False, True, False]
 
 
 def check_sweeps(device: str):
-    """Five steps by kernels, the third not finite, as `Muon.step` in bfloat16; copies follow, averages in all but one.
+    """Compare five kernel steps, the third not finite, with `Muon.step` in bfloat16, including copies and averages.
 
-    Where N is rounded another way the steps of the two part by a percent.
+    Different rounding of the orthogonalized matrix changes the steps by about a percent.
     """
     torch.manual_seed(0)
     theirs = [nn.Parameter(torch.randn(shape)) for shape in SWEPT]
@@ -136,19 +136,19 @@ def check_sweeps(device: str):
     assert {int(count) for count in (*swept.counts, *plain.counts)} == {4}
 
 
-def test_sweeps_interpreted():
+def test_sweep_kernels_interpreted():
     run_interpreted("from tests.training.test_muon import check_sweeps; check_sweeps('cpu')")
 
 
 @pytest.mark.gpu
-def test_sweeps_on_the_device():
+def test_sweep_kernels_on_cuda():
     check_sweeps("cuda")
 
 
 CONFIG = OptimizerConfig(matrices="muon", rate=1e-2, eps=1e-6, weight_decay=0.1, clip=0.1)
 
 
-def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
+def test_muon_updates_block_matrices_and_adamw_everything_else():
     update = updated(CONFIG, "cpu", plain=True)
     adamw, muon = update.optimizers
     assert len(muon.parameters) == 2 * 4
@@ -166,8 +166,8 @@ def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
 
 
 @pytest.mark.gpu
-def test_both_ways_to_update_agree_on_the_device():
-    """AdamW's to rounding; Muon's within 5% of its three steps, 2e-3 an entry each: N may be rounded another way."""
+def test_fused_and_plain_updates_agree_on_cuda():
+    """AdamW agrees up to rounding; Muon within 5% of its three steps of 2e-3 per entry, as N may round differently."""
     fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
     assert fused.swept
     for ours, theirs in (
@@ -181,7 +181,7 @@ def test_both_ways_to_update_agree_on_the_device():
                 torch.testing.assert_close(a, theirs[name], rtol=2**-6 if low else 1e-3, atol=room)
 
 
-def test_a_run_learns_by_it(config):
+def test_training_run_learns_with_muon(config):
     """Fifty steps on words in random order, at a rate at which AdamW learns too."""
     done = run(config("run", {"optimizer.matrices": "muon", "steps": 50, "model.dropout": 0.0, "optimizer.rate": 5e-3}))
     assert done.finished

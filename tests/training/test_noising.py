@@ -1,4 +1,4 @@
-"""A step's noisy batch is a function of (seed, step) alone: ranks and micro-batches only cut it."""
+"""A step's noisy batch depends on (seed, step) alone: ranks and micro-batches only partition it."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def cut(
     config: BatchConfig,
     block: int | None = None,
 ) -> dict[str, Tensor]:
-    """The global batch, put together again from all ranks and micro-batches."""
+    """The global batch, reassembled from all ranks and micro-batches."""
     joined: dict[str, list[Tensor]] = {}
     tokens, shown = 0, B // (1 + config.complementary)
     for rank in range(world_size):
@@ -72,7 +72,7 @@ def cut(
         ("cedd-star", absorb, L, {}),
     ],
 )
-def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, method: str, kind, block, changes):
+def test_batch_is_independent_of_ranks_and_micro_batches(dataset: PackedDataset, method: str, kind, block, changes):
     process = kind(dataset.vocab_size)
     expected = cut(dataset, method, process, 5, 1, BatchConfig(B, **changes), block)
     assert expected["sigma"].shape == ((B,) if block in (None, L) else (B, L // block))
@@ -93,7 +93,7 @@ def times_of(sigma: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("world_size", [1, 4])
 @pytest.mark.parametrize("block", [None, 2])
-def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, world_size: int, block: int | None):
+def test_each_stratum_of_global_batch_has_one_time(dataset: PackedDataset, world_size: int, block: int | None):
     """Every block has a stratum of its own."""
     low, high = 0.25, 0.75
     config = BatchConfig(B, 2, lowest_time=low, highest_time=high)
@@ -103,8 +103,8 @@ def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, w
         assert sorted(strata.flatten().tolist()) == list(range(t.numel()))
 
 
-def test_the_highest_time_moves_to_its_last(dataset: PackedDataset):
-    """Stratified times fill [low, high]: the last stratum of B tells how far a step's reach."""
+def test_highest_time_moves_to_last_highest_time(dataset: PackedDataset):
+    """Stratified times fill [low, high], so the last of B strata shows the highest time of a step."""
     process, config = roulette(dataset.vocab_size), BatchConfig(B, highest_time=0.5, last_highest_time=0.1)
     noising = NoisingSampler(BatchSampler(dataset, B), get_method("bayes"), process, config, steps=11)
     assert [round(noising.highest_time(step), 9) for step in (0, 5, 10, 20)] == [0.5, 0.3, 0.1, 0.1]
@@ -119,7 +119,7 @@ def test_the_highest_time_moves_to_its_last(dataset: PackedDataset):
 
 
 @pytest.mark.parametrize(("first", "last"), [(0.2, 0.6), (0.6, 0.2)])
-def test_rows_suffice_at_every_step_of_times_that_move(dataset: PackedDataset, first, last):
+def test_capacity_suffices_when_highest_time_moves(dataset: PackedDataset, first, last):
     config = BatchConfig(256, highest_time=first, last_highest_time=last)
     sampler = BatchSampler(dataset, 256, seed=3)
     noising = NoisingSampler(sampler, get_method("cedd-star"), absorb(dataset.vocab_size), config, steps=40)
@@ -132,7 +132,7 @@ def test_complementary_masks_show_every_token_once(dataset: PackedDataset, accum
     for step in range(3):
         found = cut(dataset, "cedd-star", absorb(dataset.vocab_size), step, 1, config, block)
         masked, times = found["inputs"] == dataset.vocab_size, times_of(found["sigma"])
-        assert (masked[::2] ^ masked[1::2]).float().mean() > 0.98  # but for the eps of the schedule
+        assert (masked[::2] ^ masked[1::2]).float().mean() > 0.98  # except for the eps of the schedule
         sums = times[::2] + times[1::2]
         torch.testing.assert_close(sums, torch.full_like(sums, 1.001), rtol=0, atol=1e-5)
         assert block is None or torch.equal(found["clean"][::2], found["clean"][1::2])
@@ -145,14 +145,14 @@ def test_independent_times_are_not_stratified(dataset: PackedDataset):
     assert len(set((t * B).floor().tolist())) < B
 
 
-def test_steps_and_seeds_differ(dataset: PackedDataset):
+def test_steps_and_seeds_give_different_noise(dataset: PackedDataset):
     process, config = roulette(dataset.vocab_size), BatchConfig(B)
     batches = [cut(dataset, "bayes", process, step, 1, config)["sigma"] for step in range(3)]
     other = NoisingSampler(BatchSampler(dataset, B, seed=4), get_method("bayes"), process, config).batch(0)
     assert not any(torch.equal(a, b) for a, b in zip(batches, [*batches[1:], other.parts[0].sigma], strict=True))
 
 
-def test_a_share_that_cannot_be_cut_is_refused(dataset: PackedDataset, tmp_path: Path):
+def test_indivisible_share_is_rejected(dataset: PackedDataset, tmp_path: Path):
     sampler = BatchSampler(dataset, 12, rank=1, world_size=2)
     with pytest.raises(ValueError, match=r"share of 6 sequences cannot be cut into 4 .* multiple of 8"):
         NoisingSampler(sampler, get_method("cedd"), absorb(dataset.vocab_size), BatchConfig(12, 4))
@@ -160,8 +160,8 @@ def test_a_share_that_cannot_be_cut_is_refused(dataset: PackedDataset, tmp_path:
 
 @pytest.mark.parametrize("times", ["stratified", "independent"])
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 2)])
-def test_rows_are_padded_to_one_number(dataset: PackedDataset, times, world_size, accumulate):
-    """Five standard deviations: of 60 batches hardly one is beyond the capacity (about 1e-6 each)."""
+def test_rows_are_padded_to_capacity(dataset: PackedDataset, times, world_size, accumulate):
+    """The capacity leaves five standard deviations: a batch exceeds it with probability of about 1e-6."""
     sampler = BatchSampler(dataset, 256, seed=3, world_size=world_size)
     config = BatchConfig(256, accumulate, times)
     noising = NoisingSampler(sampler, get_method("cedd-star"), absorb(dataset.vocab_size), config)
@@ -176,7 +176,7 @@ def test_rows_are_padded_to_one_number(dataset: PackedDataset, times, world_size
             assert torch.equal(part.places[part.counts > 0], masked)
 
 
-def test_the_ends_around_a_block_count_too(dataset: PackedDataset):
+def test_capacity_accounts_for_wrapped_ends(dataset: PackedDataset):
     noising = NoisingSampler(
         BatchSampler(dataset.wrapped(0, 1), 256), get_method("cedd-star"), absorb(dataset.vocab_size), BatchConfig(256)
     )
@@ -184,13 +184,13 @@ def test_the_ends_around_a_block_count_too(dataset: PackedDataset):
 
 
 @pytest.mark.parametrize(("method", "kind"), [("bayes", roulette), ("cedd", uniform), ("ar", absorb)])
-def test_nothing_is_padded_where_all_positions_count(dataset: PackedDataset, method: str, kind):
+def test_no_padding_when_all_positions_count(dataset: PackedDataset, method: str, kind):
     noising = NoisingSampler(BatchSampler(dataset, B), get_method(method), kind(dataset.vocab_size), BatchConfig(B))
     assert noising.capacity is None
     assert noising.batch(0).parts[0].counts is None
 
 
-def test_padding_rows():
+def test_pad_rows():
     chosen = torch.tensor([True, False, True, True, False])
     for capacity in (None, 2, 5):  # too few, or no gain
         assert torch.equal(pad_rows(chosen, capacity).places, torch.tensor([0, 2, 3]))
@@ -204,7 +204,7 @@ def test_padding_rows():
 
 @pytest.mark.parametrize("method", ["cedd-star", "bayes", "sedd", "sedds"])
 @pytest.mark.parametrize("rows", [True, False])
-def test_rows_of_padding_change_neither_loss_nor_gradient(method: str, rows: bool):
+def test_padding_rows_change_neither_loss_nor_gradient(method: str, rows: bool):
     """With a network whose head runs on rows, and with a plain one."""
     process = absorb(7)
     config = config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)
@@ -229,8 +229,8 @@ def test_rows_of_padding_change_neither_loss_nor_gradient(method: str, rows: boo
 
 @pytest.mark.parametrize("method", ["cedd-star", "sedd"])
 @pytest.mark.parametrize("capacity", [None, 48])
-def test_a_transformer_at_a_time_per_token(method: str, capacity: int | None):
-    """With equal times it is the loss at a time per sequence, and only selected positions have one, padded or not."""
+def test_loss_with_per_token_times(method: str, capacity: int | None):
+    """Equal times give the loss with one time per sequence; only selected positions contribute, padded or not."""
     process, chosen = absorb(7), get_method(method)
     torch.manual_seed(0)
     model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)).double()

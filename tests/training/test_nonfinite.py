@@ -1,4 +1,4 @@
-"""A loss that is not a number never reaches the weights: the run stops and says where, or skips the step."""
+"""A non-finite loss never reaches the weights: the run stops and reports where, or skips the step."""
 
 import json
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from tests.training.runs import ALONE, Watching, assert_same_run, checkpoint_ste
 Make = Callable[..., TrainConfig]
 
 
-class InfiniteSlope(torch.autograd.Function):
-    """The identity, with a gradient that is not finite: the loss alone does not show it."""
+class InfiniteGradient(torch.autograd.Function):
+    """The identity with an infinite gradient, which the loss alone does not reveal."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -34,13 +34,13 @@ class InfiniteSlope(torch.autograd.Function):
 SPOIL: dict[str, Callable[[Tensor], Tensor]] = {
     "nan": lambda loss: loss * float("nan"),
     "infinity": lambda loss: loss * float("inf"),
-    "gradient": lambda loss: InfiniteSlope.apply(loss),  # pyright: ignore[reportReturnType, reportAssignmentType]
+    "gradient": lambda loss: InfiniteGradient.apply(loss),  # pyright: ignore[reportReturnType, reportAssignmentType]
 }
 
 
 @pytest.fixture
 def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
-    """spoil(k, how): the k-th forward pass from now, counted from 0, goes wrong."""
+    """spoil(k, how): the k-th forward pass from now, counted from 0, becomes non-finite."""
     healthy = LossModule.forward
 
     def install(number: int, how: str) -> None:
@@ -56,7 +56,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
 
 
 @pytest.mark.parametrize("how", SPOIL)
-def test_the_run_stops_and_names_step_batch_and_checkpoint(config: Make, spoil: Callable[..., None], how: str):
+def test_run_stops_and_reports_step_batch_and_checkpoint(config: Make, spoil: Callable[..., None], how: str):
     spoil(6, how)
     with pytest.raises(NonFiniteLoss) as caught:
         run(config())
@@ -68,27 +68,27 @@ def test_the_run_stops_and_names_step_batch_and_checkpoint(config: Make, spoil: 
     assert (record["step"], record["batch"]) == (7, 6)
 
 
-def test_before_the_first_checkpoint_it_says_that_there_is_none(config: Make, spoil: Callable[..., None]):
+def test_error_before_first_checkpoint_reports_that_none_exists(config: Make, spoil: Callable[..., None]):
     spoil(1, "nan")
     with pytest.raises(NonFiniteLoss, match="there is no checkpoint yet"):
         run(config())
 
 
-def test_at_a_checkpoints_step_nothing_is_saved(config: Make, spoil: Callable[..., None]):
+def test_no_checkpoint_is_saved_at_nonfinite_step(config: Make, spoil: Callable[..., None]):
     spoil(7, "nan")
     with pytest.raises(NonFiniteLoss, match="step 8 "):
         run(config())
     assert checkpoint_steps(config().out) == [4]
 
 
-def test_at_the_last_step_nothing_is_saved(config: Make, spoil: Callable[..., None]):
+def test_no_checkpoint_is_saved_at_nonfinite_last_step(config: Make, spoil: Callable[..., None]):
     spoil(11, "nan")
     with pytest.raises(NonFiniteLoss, match="step 12 "):
         run(config())
     assert checkpoint_steps(config().out) == [4, 8]
 
 
-def test_the_good_checkpoint_takes_the_run_on(config: Make, spoil: Callable[..., None]):
+def test_run_resumes_from_last_good_checkpoint(config: Make, spoil: Callable[..., None]):
     run(config("whole"))
     spoil(6, "nan")
     with pytest.raises(NonFiniteLoss):
@@ -116,7 +116,7 @@ def assert_skips(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow if how == "nan" else ()) for how in SPOIL])
-def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable[..., None], how: str):
+def test_skipped_step_leaves_weights_and_moments_unchanged(config: Make, spoil: Callable[..., None], how: str):
     said = StringIO()
     spoil(6, how)
     assert_skips(Trainer(config("run", SKIPPING), ALONE, Console(file=said)))
@@ -124,9 +124,7 @@ def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable
     assert "skipped" in said.getvalue()
 
 
-def test_a_run_with_a_skipped_step_has_a_finite_state_and_a_log_that_machines_read(
-    config: Make, spoil: Callable[..., None]
-):
+def test_run_with_skipped_step_has_finite_state_and_valid_json_log(config: Make, spoil: Callable[..., None]):
     spoil(6, "nan")
     run(config("run", {"on_nonfinite": "skip"}))
     folder = config().out / "checkpoints" / "step-00000012"
@@ -143,8 +141,8 @@ def test_a_run_with_a_skipped_step_has_a_finite_state_and_a_log_that_machines_re
     assert all(bool(torch.isfinite(tensor).all()) for tensor in final_state(config().out).values())
 
 
-def test_skipping_survives_a_resume(config: Make, spoil: Callable[..., None]):
-    """The moments' own count of updates, one less than the steps, is what the next update needs."""
+def test_skipped_step_count_survives_resume(config: Make, spoil: Callable[..., None]):
+    """The next update needs the moments' own update count, which is one less than the step count."""
     settings = {"on_nonfinite": "skip", "checkpoint_every": 2}
     spoil(3, "nan")
     run(config("whole", settings))

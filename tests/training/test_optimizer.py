@@ -1,4 +1,4 @@
-"""The rate's course, AdamW with moments from the start, clipping, and the step that a gradient may not spoil."""
+"""Learning rate schedules, AdamW with preallocated moments, clipping, and skipping of non-finite gradients."""
 
 import itertools
 import math
@@ -14,14 +14,14 @@ from cedd.training.optimizer import learning_rate
 from cedd.training.update import gradient_norm, make_optimizers
 
 
-def test_a_constant_rate_after_a_linear_warm_up():
+def test_constant_schedule_with_linear_warmup():
     config = OptimizerConfig(rate=0.5, warmup=10)
     rates = [learning_rate(config, step, 100) for step in range(100)]
     assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
     assert rates[10:] == [0.5] * 90
 
 
-def test_a_cosine_falls_from_the_rate_to_its_final_share():
+def test_cosine_schedule_decays_to_final_share():
     config = OptimizerConfig(rate=2.0, warmup=20, schedule="cosine", final_share=0.1)
     rates = [learning_rate(config, step, 120) for step in range(121)]
     assert rates[0] == pytest.approx(2.0 / 20)
@@ -33,7 +33,7 @@ def test_a_cosine_falls_from_the_rate_to_its_final_share():
     assert learning_rate(config, 500, 120) == pytest.approx(0.2)
 
 
-def test_a_line_falls_to_its_final_share_in_the_last_steps():
+def test_linear_schedule_decays_to_final_share_in_last_steps():
     config = OptimizerConfig(rate=2.0, warmup=10, schedule="linear", decay_share=0.5, final_share=0.1)
     rates = [learning_rate(config, step, 100) for step in range(101)]
     assert rates[4] == pytest.approx(1.0)
@@ -43,7 +43,7 @@ def test_a_line_falls_to_its_final_share_in_the_last_steps():
     assert all(later < earlier for earlier, later in itertools.pairwise(rates[50:]))
 
 
-def test_without_warm_up_the_first_step_has_the_whole_rate():
+def test_first_step_without_warmup_has_full_rate():
     assert learning_rate(OptimizerConfig(rate=0.5, warmup=0), 0, 10) == 0.5
 
 
@@ -59,7 +59,7 @@ def test_without_warm_up_the_first_step_has_the_whole_rate():
         (0.9999, 300, 3),
     ],
 )
-def test_an_average_moves_in_steps_of_a_hundredth_of_its_memory(ema: float, steps: int, every: int):
+def test_default_ema_interval_follows_decay(ema: float, steps: int, every: int):
     assert OptimizerConfig(ema=ema).steps_of_average(steps) == every
     assert OptimizerConfig(ema=ema, ema_every=5).steps_of_average(steps) == 5
 
@@ -80,7 +80,7 @@ def backward(network: nn.Module, step: int) -> None:
     network(inputs).square().mean().backward()
 
 
-def test_moments_that_exist_from_the_start_change_nothing():
+def test_preallocated_moments_match_torch_adamw():
     config = OptimizerConfig(rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
     ours, theirs = small_network(), small_network()
     (optimizer,) = make_optimizers(wrapped(ours), config)
@@ -94,7 +94,7 @@ def test_moments_that_exist_from_the_start_change_nothing():
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
 
 
-def test_the_rate_is_the_steps_own():
+def test_step_uses_given_rate():
     network = small_network()
     before = [p.detach().clone() for p in network.parameters()]
     (optimizer,) = make_optimizers(wrapped(network), OptimizerConfig(rate=1.0))
@@ -105,7 +105,7 @@ def test_the_rate_is_the_steps_own():
     assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_embedding_and_head_may_have_rates_of_their_own():
+def test_embedding_and_head_may_have_separate_rates():
     network = Transformer(config_from_preset("tiny", vocab_size=5, has_mask=True, dropout=0.0))
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     config = OptimizerConfig(rate=1e-3, embedding_rate=4e-3, head_rate=2e-3)
@@ -119,7 +119,7 @@ def test_embedding_and_head_may_have_rates_of_their_own():
     assert moved == pytest.approx({name: own.get(name, 1e-4) for name in moved}, rel=1e-3)
 
 
-def test_a_gradient_that_is_not_finite_touches_nothing():
+def test_nonfinite_gradient_changes_nothing():
     network = small_network()
     (optimizer,) = make_optimizers(wrapped(network), OptimizerConfig())
     backward(network, 0)
@@ -134,7 +134,7 @@ def test_a_gradient_that_is_not_finite_touches_nothing():
     assert all(torch.equal(a, b) for a, b in zip(held, now, strict=True))
 
 
-def test_the_norm_is_of_all_gradients():
+def test_gradient_norm_covers_all_parameters():
     a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
     assert gradient_norm([a, b]) == pytest.approx(5.0)
@@ -163,11 +163,11 @@ def check_clipping(length: int, clip: float, device: str = "cpu") -> None:
 
 
 @pytest.mark.parametrize(("length", "clip"), [(1, 1e-3), (1, 0.5), (1, 0.0), (128, 0.0), (128, 1e-2), (128, 1e4)])
-def test_clipping_is_the_textbooks(length: int, clip: float):
+def test_clipping_matches_clip_grad_norm(length: int, clip: float):
     check_clipping(length, clip)
 
 
-def test_the_papers_presets_clip_a_sequences_gradient():
+def test_paper_presets_clip_per_sequence_gradient():
     for name in ("small", "medium"):
         config = PRESETS[name][1]
         assert config.optimizer.of_mean(config.length).clip == 1 / config.length

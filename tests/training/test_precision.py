@@ -1,4 +1,4 @@
-"""What a step multiplies in."""
+"""The precision of matrix products in training steps."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -27,30 +27,30 @@ needs_units = pytest.mark.skipif(not has_bf16_matmul(), reason="this CPU has no 
         ("float32", "cuda", False, False),
     ],
 )
-def test_what_is_chosen(wanted, device, low, autocasts):
+def test_precision_is_chosen_by_option_and_device(wanted, device, low, autocasts):
     chosen = Precision.choose(wanted, device)
     assert (chosen.low, chosen.autocasts) == (low, autocasts)
 
 
-def test_a_compiled_network_on_a_cpu_multiplies_in_float32_unless_told_otherwise():
+def test_compiled_cpu_network_defaults_to_float32():
     assert not Precision.choose("auto", "cpu", compiled=True).low
     assert Precision.choose("auto", "cuda", compiled=True).low
     assert Precision.choose("bf16", "cpu", compiled=True).low
 
 
-def products_error() -> float:
-    """How far a product is from the exact one, of entries of size 1."""
+def product_error() -> float:
+    """The largest error of a matrix product with entries of size 1."""
     a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0)).unbind()
     return float((a @ b - (a.double() @ b.double())).abs().max())
 
 
 def switch() -> str:
-    """How torch has products by oneDNN made."""
-    return getattr(torch.backends.mkldnn, "matmul").fp32_precision  # noqa: B009 - a checker does not know it
+    """The precision that torch uses for oneDNN matrix products."""
+    return getattr(torch.backends.mkldnn, "matmul").fp32_precision  # noqa: B009 - unknown to type checkers
 
 
 class Watched(torch.autograd.Function):
-    """The identity, which notes how products are made when it is run, forward and backward."""
+    """The identity, recording the precision of products in its forward and backward passes."""
 
     seen: ClassVar[list[str]] = []
 
@@ -65,8 +65,8 @@ class Watched(torch.autograd.Function):
         return gradient
 
 
-@pytest.mark.skipif(matmul._switch() is None, reason="this torch has no such switch")
-def test_attention_multiplies_exactly_in_both_passes(monkeypatch):
+@pytest.mark.skipif(matmul._switch() is None, reason="this torch version lacks the setting")
+def test_float32_matmul_applies_in_both_passes(monkeypatch):
     monkeypatch.setattr(matmul, "has_bf16_matmul", lambda: True)  # the switch can be set on any CPU
     Watched.seen.clear()
     x = torch.randn(3, requires_grad=True)
@@ -81,22 +81,22 @@ def test_attention_multiplies_exactly_in_both_passes(monkeypatch):
 
 
 @needs_units
-def test_only_products_inside_are_rounded():
+def test_only_products_inside_context_are_rounded():
     before = switch()
     with Precision("cpu", low=True).both_passes():
-        inside = products_error()
+        inside = product_error()
         with pytest.raises(RuntimeError), Precision("cpu", low=True).both_passes():
             raise RuntimeError
     assert 1e-3 < inside < 1.0  # 2^-9 of entries whose sums are 16 long
-    assert products_error() < 1e-3
+    assert product_error() < 1e-3
     assert switch() == before
     with Precision("cpu", low=False).both_passes():
-        assert products_error() < 1e-3
+        assert product_error() < 1e-3
 
 
 @pytest.mark.slow
-def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
-    """With units for it, up to rounding; without, to the bit."""
+def test_bf16_cpu_run_learns_like_float32(config: Make):
+    """Up to rounding on CPUs with bfloat16 units, exactly on others."""
     for precision in ("float32", "bf16"):
         run(config(precision, {"precision": precision, "steps": 40}))
     wide, low = ([r["loss"] for r in final_log(config(name).out) if "loss" in r] for name in ("float32", "bf16"))
@@ -105,5 +105,5 @@ def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_in_bf16_is_the_run(config: Make):
+def test_resumed_bf16_run_is_bit_identical(config: Make):
     assert_resumes(config, {"precision": "bf16"})

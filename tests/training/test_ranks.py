@@ -1,4 +1,4 @@
-"""Two processes (gloo) compute what one does: gradients, weights, checkpoints that either can read."""
+"""Two processes (gloo) give the results of one: gradients, weights, and interchangeable checkpoints."""
 
 import json
 import os
@@ -27,15 +27,15 @@ from tests.training.ranks import (
     train_in_time,
     train_together,
     train_until_signal,
-    train_where_the_first_rank_fails,
-    train_with_a_bad_rank,
+    train_where_first_rank_fails,
+    train_with_bad_last_rank,
     train_with_bounds,
 )
 from tests.training.runs import ALONE, checkpoint_steps, tiny_config
 
 Make = Callable[..., TrainConfig]
 pytestmark = pytest.mark.usefixtures("server")
-# No dropout, whose random numbers are each rank's own. Odd sizes make unequal shards.
+# No dropout, whose random numbers differ between ranks. Odd sizes make unequal shards.
 SETTINGS: dict[str, Any] = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2}
 SETTINGS |= {"steps": 6, "checkpoint_every": 3}
 
@@ -69,7 +69,7 @@ def single(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) 
         ),
     ],
 )
-def test_gradients_are_those_of_one_process(
+def test_distributed_gradients_match_single_process(
     config: Make, tmp_path: Path, strategy: str, method: str, process: str, accumulate: int
 ):
     settings = {**SETTINGS, "method": method, "process.name": process}
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_one_process(
     assert min(gradient_sizes) > 1e-6  # so all of them were compared
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(config: Make, tmp_path: Path):
+def test_accumulated_gradients_match_full_batch(config: Make, tmp_path: Path):
     for accumulate in (1, 2, 8):
         settings = config("run", {**SETTINGS, "batch.accumulate": accumulate})
         alone(gradients, settings, "single", tmp_path / f"{accumulate}")
@@ -89,9 +89,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(config: Make, tmp_pa
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])  # fsdp with muon below
-def test_weights_after_several_steps_are_those_of_one_process(
-    config: Make, single: Path, tmp_path: Path, strategy: str
-):
+def test_distributed_weights_match_single_process(config: Make, single: Path, tmp_path: Path, strategy: str):
     settings = config("two", {**SETTINGS, "strategy": strategy})
     assert together(train_together, settings, tmp_path / "held") == [0, 0]
     assert_near(single, tmp_path / "held")
@@ -102,8 +100,8 @@ def test_weights_after_several_steps_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
-def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, strategy: str):
-    """With all that the preset small-fast has; a weight decay tells whether each rank moves its own rows."""
+def test_distributed_muon_matches_single_process(config: Make, tmp_path: Path, strategy: str):
+    """With the features of the preset small-fast; weight decay shows whether each rank updates its own rows."""
     settings = {**SETTINGS, "optimizer.matrices": "muon", "optimizer.weight_decay": 0.1, "model.largest_score": 12.0}
     settings |= {"optimizer.embedding_rate": 4e-3, "optimizer.head_rate": 1e-3, "batch.complementary": True}
     alone(train_together, config("one", settings), tmp_path / "one.held")
@@ -111,15 +109,15 @@ def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, stra
     assert_near(tmp_path / "one.held", tmp_path / "two.held")
 
 
-def test_ranks_without_a_place_on_their_machine_are_refused(config: Make, monkeypatch: pytest.MonkeyPatch):
+def test_missing_local_rank_is_rejected(config: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(ValueError, match="WORLD_SIZE is 2, but LOCAL_RANK is not set: start the ranks by torchrun"):
         run_training(config("run"))
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused_in_the_users_words(config: Make):
-    """Its size as it was given, not the number of blocks that complementary masks show twice."""
+def test_indivisible_batch_error_names_given_batch_size(config: Make):
+    """The size as given, not the number of blocks, which complementary masks halve."""
     ranks = Ranks(1, 2, torch.device("cpu"))
     config("run", {"batch.size": 8, "batch.accumulate": 4}).check_shares(2)
     for changes, said in (
@@ -140,7 +138,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused_in_the_users_words(config: M
 
 
 def loaded_alone(config: TrainConfig) -> dict[str, torch.Tensor]:
-    """The newest checkpoint's tensors, as one process reads them."""
+    """The newest checkpoint's tensors, loaded by one process."""
     with double_precision():
         trainer = Trainer(config, ALONE, Console(quiet=True))
         assert trainer.checkpoints.load_latest(trainer.state.tensors()) is not None
@@ -148,7 +146,7 @@ def loaded_alone(config: TrainConfig) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
-def test_what_two_ranks_wrote_one_rank_reads_and_goes_on(config: Make, single: Path, tmp_path: Path, strategy: str):
+def test_one_rank_resumes_checkpoint_of_two_ranks(config: Make, single: Path, tmp_path: Path, strategy: str):
     settings = {**SETTINGS, "strategy": strategy}
     assert together(train_together, config("run", {**settings, "steps": 3}), tmp_path / "half") == [0, 0]
     held, loaded = load_file(tmp_path / "half"), loaded_alone(config("run", settings))
@@ -161,7 +159,7 @@ def test_what_two_ranks_wrote_one_rank_reads_and_goes_on(config: Make, single: P
 
 
 @pytest.mark.slow
-def test_what_one_rank_wrote_two_ranks_read_and_go_on(config: Make, single: Path, tmp_path: Path):
+def test_two_ranks_resume_checkpoint_of_one_rank(config: Make, single: Path, tmp_path: Path):
     alone(train_together, config("run", {**SETTINGS, "steps": 3}))
     settings = config("run", {**SETTINGS, "strategy": "fsdp"})
     assert together(train_together, settings, tmp_path / "held") == [0, 0]
@@ -170,7 +168,7 @@ def test_what_one_rank_wrote_two_ranks_read_and_go_on(config: Make, single: Path
 
 
 @pytest.mark.parametrize("checkpoint_every", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path: Path, checkpoint_every: int):
+def test_signal_to_one_rank_stops_all_at_same_step(config: Make, tmp_path: Path, checkpoint_every: int):
     settings = config("run", {**SETTINGS, "steps": 12, "checkpoint_every": checkpoint_every})
     assert together(train_until_signal, settings, tmp_path) == [0, 0]
     endings = {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)}
@@ -184,15 +182,15 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path:
     ("reaction", "ending"),
     [("stop", "step 3 (batch 2): the loss is nan"), pytest.param("skip", "6", marks=pytest.mark.slow)],
 )
-def test_a_bad_number_on_one_rank_is_one_on_all(config: Make, tmp_path: Path, reaction: str, ending: str):
+def test_nonfinite_loss_on_one_rank_affects_all_ranks(config: Make, tmp_path: Path, reaction: str, ending: str):
     settings = config("run", {**SETTINGS, "on_nonfinite": reaction})
-    assert together(train_with_a_bad_rank, settings, tmp_path) == [0, 0]
+    assert together(train_with_bad_last_rank, settings, tmp_path) == [0, 0]
     for rank in (0, 1):
         assert (tmp_path / f"rank{rank}").read_text().startswith(ending)
 
 
 @pytest.mark.slow
-def test_all_ranks_stop_early_by_the_first_ones_bound(config: Make, tmp_path: Path):
+def test_all_ranks_stop_early_on_first_rank_bound(config: Make, tmp_path: Path):
     changes = {**SETTINGS, "strategy": "fsdp", "steps": 12, "evaluation.every": 2, "evaluation.patience": 2}
     assert together(train_with_bounds, config("run", changes), tmp_path) == [0, 0]
     for rank in (0, 1):
@@ -200,8 +198,8 @@ def test_all_ranks_stop_early_by_the_first_ones_bound(config: Make, tmp_path: Pa
         assert ending == "stopped early: the bound no longer improves 8 2.5"
 
 
-def test_all_ranks_take_the_steps_that_fit_the_first_ones_time(config: Make, tmp_path: Path):
-    """Else one would wait for another that has ended."""
+def test_all_ranks_follow_time_limit_of_first_rank(config: Make, tmp_path: Path):
+    """Otherwise a rank would wait for one that has already finished."""
     assert together(train_in_time, config("run", {**SETTINGS, "steps": 30}), tmp_path) == [0, 0]
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["15", "15"]
 
@@ -215,19 +213,19 @@ def test_all_ranks_take_the_steps_that_fit_the_first_ones_time(config: Make, tmp
         pytest.param("cedd.training.loop.save_description", marks=pytest.mark.slow),
     ],
 )
-def test_what_the_first_rank_cannot_do_ends_all(config: Make, tmp_path: Path, place: str):
-    """Left alone, the others waited for it, or ended in an error of the network between them."""
-    assert together(train_where_the_first_rank_fails, config("run", SETTINGS), place, tmp_path) == [0, 0]
+def test_failure_on_first_rank_ends_all_ranks(config: Make, tmp_path: Path, place: str):
+    """Otherwise the others would hang, or fail with a communication error."""
+    assert together(train_where_first_rank_fails, config("run", SETTINGS), place, tmp_path) == [0, 0]
     assert "No space left on device" in (tmp_path / "rank0").read_text()
     assert (tmp_path / "rank1").read_text() == "FirstRankFailed: the first rank has failed; see its message"
 
 
-def test_a_checkpoint_of_another_step_is_refused_by_all_ranks(config: Make, tmp_path: Path):
+def test_misplaced_checkpoint_is_rejected_by_all_ranks(config: Make, tmp_path: Path):
     settings = config("run", SETTINGS)
     alone(train_together, settings)
     checkpoints = settings.out / "checkpoints"
     (checkpoints / "step-00000006").rename(checkpoints / "step-00000099")
-    assert together(train_where_the_first_rank_fails, settings, "", tmp_path) == [0, 0]
+    assert together(train_where_first_rank_fails, settings, "", tmp_path) == [0, 0]
     assert "step-00000099 holds the checkpoint of step 6" in (tmp_path / "rank0").read_text()
     assert (tmp_path / "rank1").read_text().startswith("FirstRankFailed")
 
@@ -236,7 +234,7 @@ def test_a_checkpoint_of_another_step_is_refused_by_all_ranks(config: Make, tmp_
 @pytest.mark.parametrize(
     "point", ["within the shards", "after the shards", "within state.json", "after it is published"]
 )
-def test_a_rank_killed_inside_a_save_costs_its_steps_only(config: Make, tmp_path: Path, point: str):
+def test_run_resumes_exactly_after_rank_killed_during_save(config: Make, tmp_path: Path, point: str):
     settings = {**SETTINGS, "strategy": "fsdp", "model.dropout": 0.1}
     assert together(train_together, config("whole", settings), tmp_path / "whole.tensors") == [0, 0]
     codes = together(train_and_die, config("killed", settings), point)
@@ -250,7 +248,7 @@ def test_a_rank_killed_inside_a_save_costs_its_steps_only(config: Make, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_torchrun(tmp_path: Path, corpus: Path, cache: Path, strategy: str):
-    """The command itself: one line of JSON, not one a rank; a bad setting is one clear line of each."""
+    """The command line: one line of JSON in total; an invalid setting gives a clear one-line error."""
     out = tmp_path / "run"
     words = ["train", "tiny", "--data", str(corpus), "--text.cache", str(cache), "--out", str(out)]
     words += ["--steps", "4", "--evaluation.every", "0", "--strategy", strategy, "--device", "cpu"]

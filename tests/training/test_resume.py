@@ -1,4 +1,4 @@
-"""A run that was stopped, in any way, goes on as if it had not been: the same weights to the last bit."""
+"""An interrupted run, however it ended, resumes to bit-identical weights."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from cedd.training.loop import Trainer
 from cedd.training.optimizer import learning_rate
 from cedd.training.run_folder import folder_lock
 from cedd.training.validation import Validation
-from tests.limits import memory_up_to
+from tests.limits import limited_memory
 from tests.training.runs import (
     ALONE,
     Crash,
@@ -45,7 +45,7 @@ Make = Callable[..., TrainConfig]
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run that nothing stopped, with which those of the same settings are compared."""
+    """The folder of an uninterrupted run, the reference for runs with the same settings."""
     settings = tiny_config(corpus, cache, tmp_path_factory.mktemp("whole") / "whole")
     run(settings)
     return settings.out
@@ -66,11 +66,11 @@ def whole(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     ],
     ids=["cedd-star", "sedd", "ar", "muon", "average"],
 )
-def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
+def test_crashed_run_resumes_bit_exactly(config: Make, changes: dict[str, Any]):
     assert assert_resumes(config, changes).finished
 
 
-def test_how_often_the_average_moves_is_the_runs_setting_and_may_change(config: Make):
+def test_ema_interval_affects_only_averages_and_may_change(config: Make):
     run(config("third", {"optimizer.ema_every": 3, "steps": 8}))
     run(config("every", {"steps": 8}))
     third, every = final_state(config("third").out), final_state(config("every").out)
@@ -80,7 +80,7 @@ def test_how_often_the_average_moves_is_the_runs_setting_and_may_change(config: 
     assert run(config("third", {"optimizer.ema_every": 1})).finished
 
 
-def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: Make, whole: Path):
+def test_repeated_crashes_do_not_change_result(config: Make, whole: Path):
     for step in (2, 4, 5, 9, 11):
         with pytest.raises(Crash):
             run(config("crashed"), crash_at(step))
@@ -89,15 +89,15 @@ def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: 
 
 
 @pytest.mark.slow
-def test_the_rhythm_of_checkpoints_changes_nothing(config: Make, whole: Path):
+def test_checkpoint_interval_does_not_change_result(config: Make, whole: Path):
     with pytest.raises(Crash):
         run(config("crashed", {"checkpoint_every": 3}), crash_at(8))
     run(config("crashed", {"checkpoint_every": 5, "keep": 1}))
     assert_same_run(whole, config("crashed").out)
 
 
-def test_another_seed_gives_another_run(config: Make, whole: Path):
-    """So the comparison can fail."""
+def test_different_seed_gives_different_run(config: Make, whole: Path):
+    """Shows that the comparison can fail."""
     run(config("other", {"seed": 1}))
     with pytest.raises(AssertionError, match="tensors differ"):
         assert_same_run(whole, config("other").out)
@@ -110,7 +110,7 @@ def test_more_steps_continue_a_finished_run(config: Make):
     assert_same_run(config("whole").out, config("extended").out)
 
 
-def test_a_finished_run_is_left_as_it_is(config: Make):
+def test_finished_run_is_left_unchanged(config: Make):
     run(config())
     files = {path: path.stat().st_mtime_ns for path in (config().out / "checkpoints").rglob("*")}
     result = run(config())
@@ -118,7 +118,7 @@ def test_a_finished_run_is_left_as_it_is(config: Make):
     assert files == {path: path.stat().st_mtime_ns for path in (config().out / "checkpoints").rglob("*")}
 
 
-def test_weights_that_a_kill_kept_from_being_written_are_written_next_time(config: Make):
+def test_missing_weights_file_is_written_by_next_run(config: Make):
     run(config())
     before = final_state(config().out)
     (config().out / "model.safetensors").unlink()
@@ -138,7 +138,7 @@ def signals() -> Iterator[None]:
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP))]
 )
-def test_a_signal_saves_and_stops(config: Make, whole: Path, number: signal.Signals):
+def test_signal_saves_and_stops(config: Make, whole: Path, number: signal.Signals):
     said = StringIO()
 
     def stop(step: int) -> None:
@@ -149,7 +149,7 @@ def test_a_signal_saves_and_stops(config: Make, whole: Path, number: signal.Sign
     result = run(config("stopped"), stop, Console(file=said))
     assert signal.getsignal(number) is before
     assert (result.reason, result.finished, result.exit_code) == ("stopped", False, 128 + number)
-    assert result.step == 6  # the step that it came in is finished, and no other
+    assert result.step == 6  # the current step is finished, but no further one
     assert checkpoint_steps(config("stopped").out)[-1] == result.step
     assert f"step {result.step}: stopped; model in {config('stopped').out}" in said.getvalue()
     run(config("stopped"), console=Console(file=said))
@@ -158,7 +158,7 @@ def test_a_signal_saves_and_stops(config: Make, whole: Path, number: signal.Sign
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_second_interrupt_does_not_wait(config: Make):
+def test_second_interrupt_stops_immediately(config: Make):
     def stop(step: int) -> None:
         if step == 2:
             signal.raise_signal(signal.SIGINT)
@@ -169,7 +169,7 @@ def test_a_second_interrupt_does_not_wait(config: Make):
     assert checkpoint_steps(config().out) == []
 
 
-def test_a_signal_at_the_last_step_is_no_stop(config: Make):
+def test_run_finishes_despite_signal_at_last_step(config: Make):
     def stop(step: int) -> None:
         if step == 11:
             signal.raise_signal(signal.SIGTERM)
@@ -178,8 +178,8 @@ def test_a_signal_at_the_last_step_is_no_stop(config: Make):
     assert (result.step, result.reason, result.finished, result.exit_code) == (12, "finished", True, 0)
 
 
-def test_a_signal_that_is_ignored_stays_ignored(config: Make):
-    """As nohup has it: the run outlives its terminal."""
+def test_ignored_signal_stays_ignored(config: Make):
+    """As under nohup: the run outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert run(config("run", {"steps": 4}), lambda step: signal.raise_signal(signal.SIGHUP)).finished
@@ -187,7 +187,7 @@ def test_a_signal_that_is_ignored_stays_ignored(config: Make):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_damaged_checkpoint_costs_its_steps_only(config: Make, whole: Path):
+def test_damaged_checkpoint_falls_back_to_previous_one(config: Make, whole: Path):
     run(config("damaged", {"steps": 11}))
     (newest,) = (config().out.parent / "damaged" / "checkpoints" / "step-00000011").glob("*.safetensors")
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_costs_its_steps_only(config: Make, whole: Path):
     assert_same_run(whole, config("damaged").out)
 
 
-def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Make, whole: Path):
+def test_run_restarts_with_message_if_all_checkpoints_are_damaged(config: Make, whole: Path):
     run(config("damaged"))
     for file in config("damaged").out.rglob("checkpoints/*/state.json"):
         file.unlink()
@@ -211,7 +211,7 @@ def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Ma
     assert_same_run(whole, config("damaged").out)
 
 
-def test_a_log_that_was_cut_off_is_mended(config: Make, whole: Path):
+def test_truncated_log_is_repaired(config: Make, whole: Path):
     with pytest.raises(Crash):
         run(config("crashed"), crash_at(7))
     log = config("crashed").out / "log.jsonl"
@@ -221,7 +221,7 @@ def test_a_log_that_was_cut_off_is_mended(config: Make, whole: Path):
     assert [record["step"] for record in final_log(whole)] == list(range(1, 13))
 
 
-def test_leftovers_of_a_kill_are_swept(config: Make):
+def test_leftovers_of_killed_run_are_removed(config: Make):
     out = config().out
     run(config("run", {"steps": 4}))
     for name in ("model.safetensors", "config.json", "log.jsonl"):
@@ -232,10 +232,10 @@ def test_leftovers_of_a_kill_are_swept(config: Make):
     assert [path.name for path in out.rglob("*") if path.name.startswith(".")] == [".editor.tmp"]
 
 
-# What is refused
+# Invalid input
 
 
-def test_another_runs_checkpoint_is_refused_by_the_settings_name(config: Make):
+def test_checkpoint_of_another_run_is_rejected_naming_the_setting(config: Make):
     run(config("run", {"steps": 4}))
     run(config("other", {"steps": 8, "seed": 1}))
     shutil.copytree(
@@ -247,7 +247,7 @@ def test_another_runs_checkpoint_is_refused_by_the_settings_name(config: Make):
     assert all(torch.equal(tensor, before[name]) for name, tensor in final_state(config("other").out).items())
 
 
-def test_a_checkpoint_of_other_data_is_refused(config: Make, tmp_path: Path):
+def test_checkpoint_of_different_data_is_rejected(config: Make, tmp_path: Path):
     changes = {"data": str(write_corpus(tmp_path / "words.txt", words=200)), "steps": 4}
     run(config("run", changes))
     write_corpus(tmp_path / "words.txt", words=200, seed=1)
@@ -258,7 +258,7 @@ def test_a_checkpoint_of_other_data_is_refused(config: Make, tmp_path: Path):
         run(config("other", changes))
 
 
-def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):
+def test_folder_of_another_run_is_rejected_naming_the_setting(config: Make):
     run(config("run", {"steps": 4}))
     for setting, value in {"optimizer.rate": 0.5, "seed": 9, "length": 24, "process.p_m": 0.5}.items():
         before = config().seed if setting == "seed" else ""
@@ -267,8 +267,8 @@ def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):
         assert f"--from {config().out} --out NEW" in str(error.value)
 
 
-def test_a_run_that_began_and_ended_meanwhile_is_left_as_it_is(config: Make, tmp_path: Path):
-    """While another prepared its data for the same folder, which was empty when it looked."""
+def test_run_completed_meanwhile_in_same_folder_is_preserved(config: Make, tmp_path: Path):
+    """Another process found the folder empty and was still preparing its data."""
     corpus = write_corpus(tmp_path / "words.txt", words=200)
     late = Trainer(config("run", {"data": str(corpus), "seed": 1}), ALONE, Console(quiet=True))
     write_corpus(corpus, words=200, seed=1)
@@ -283,14 +283,14 @@ def test_a_run_that_began_and_ended_meanwhile_is_left_as_it_is(config: Make, tmp
     assert {path: path.read_bytes() for path in config().out.rglob("*") if path.is_file()} == files
 
 
-def test_some_settings_may_change_on_the_way(config: Make, tmp_path: Path):
+def test_some_settings_may_change_on_resume(config: Make, tmp_path: Path):
     free: dict[str, Any] = {"steps": 99, "keep": 1, "log_every": 7, "evaluation.every": 3, "evaluation.draws": 9}
     free |= {"text.workers": 2, "text.cache": tmp_path / "elsewhere", "model.checkpoint_blocks": True}
     assert differing_settings(config(), changed(config(), free)) == []
     assert differing_settings(config(), changed(config(), {"text.tokenizer": "byte", **free})) == ["text.tokenizer"]
 
 
-def test_never_and_must(config: Make):
+def test_resume_never_and_must(config: Make):
     with pytest.raises(ValueError, match="no run to resume"):
         run(config("run", {"resume": "must", "steps": 4}))
     assert not config().out.exists()
@@ -300,7 +300,7 @@ def test_never_and_must(config: Make):
     assert run(config("run", {"resume": "must"})).finished
 
 
-def test_a_file_or_a_model_in_the_way_is_refused(config: Make, tmp_path: Path):
+def test_existing_file_or_model_as_output_is_rejected(config: Make, tmp_path: Path):
     (tmp_path / "file").write_text("not a run")
     with pytest.raises(ValueError, match="is a file; choose another"):
         run(config("file"))
@@ -312,7 +312,7 @@ def test_a_file_or_a_model_in_the_way_is_refused(config: Make, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "log.jsonl", ".git"])
-def test_a_folder_of_other_things_is_left_alone(config: Make, name: str):
+def test_unrelated_folder_is_rejected_and_left_unchanged(config: Make, name: str):
     out = config().out
     out.mkdir()
     (out / name).write_text("somebody's")
@@ -322,7 +322,7 @@ def test_a_folder_of_other_things_is_left_alone(config: Make, name: str):
     assert (out / name).read_text() == "somebody's"
 
 
-def test_a_run_that_was_killed_after_its_first_file_goes_on(config: Make):
+def test_run_killed_after_first_file_resumes(config: Make):
     run(config("whole", {"steps": 4}))
     out = config().out
     (out / f".train.json.{uuid.uuid4().hex}.tmp").mkdir(parents=True)
@@ -334,7 +334,7 @@ def test_a_run_that_was_killed_after_its_first_file_goes_on(config: Make):
     assert_same_run(config("whole").out, out)
 
 
-def test_data_that_changed_meanwhile_is_refused(config: Make, tmp_path: Path):
+def test_changed_data_is_rejected_on_resume(config: Make, tmp_path: Path):
     text = write_corpus(tmp_path / "own.txt", 500)
     run(config("run", {"data": str(text), "steps": 4}))
     write_corpus(text, 500, seed=1)
@@ -342,7 +342,7 @@ def test_data_that_changed_meanwhile_is_refused(config: Make, tmp_path: Path):
         run(config("run", {"data": str(text)}))
 
 
-def test_a_resume_changes_the_rate_and_schedule_if_allowed(config: Make):
+def test_allow_changes_updates_rate_and_schedule_on_resume(config: Make):
     new = {"optimizer.rate": 2e-3, "optimizer.schedule": "cosine", "steps": 12}
     for name in ("changed", "crashed"):
         run(config(name, {"steps": 6}))
@@ -373,9 +373,7 @@ def test_a_resume_changes_the_rate_and_schedule_if_allowed(config: Make):
         run(config("changed", {**allowed, "length": 24}))
 
 
-def test_the_same_files_by_another_name_are_the_same_data(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_renamed_data_files_count_as_same_data(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path / "own.txt", 500)
     write_corpus(tmp_path / "held.txt", 200, seed=2)
@@ -395,7 +393,7 @@ def test_the_same_files_by_another_name_are_the_same_data(
         run(config("run", {**renamed, "data": "hf:owner/name"}))
 
 
-def test_a_damaged_log_does_not_keep_a_run_from_going_on(config: Make, whole: Path):
+def test_damaged_log_does_not_prevent_resume(config: Make, whole: Path):
     with pytest.raises(Crash):
         run(config("crashed"), crash_at(6))
     log = config("crashed").out / "log.jsonl"
@@ -414,7 +412,7 @@ def test_a_damaged_log_does_not_keep_a_run_from_going_on(config: Make, whole: Pa
     "change",
     [{"averaged": "x"}, {"updates": -1}, {"updates": 10**30}, {"best": "low"}, {"stale": None}, {"more": 1}, None],
 )
-def test_forged_counters_end_in_one_line(config: Make, whole: Path, change: dict[str, Any] | None):
+def test_forged_counters_give_one_line_error(config: Make, whole: Path, change: dict[str, Any] | None):
     shutil.copytree(whole, config("forged").out)
     file = config("forged").out / "checkpoints" / "step-00000012" / "state.json"
     state = json.loads(file.read_text())
@@ -447,8 +445,8 @@ def other_values(value: Any) -> list[Any]:
     return [8.0] if value is None else ["bayes", "uniform", "linear", value + "2"]
 
 
-def test_no_edit_of_a_runs_config_is_loaded(config: Make, whole: Path):
-    """Every value that says what the weights are, in turn; each is refused in one line that names config.json."""
+def test_every_edit_of_run_config_is_rejected(config: Make, whole: Path):
+    """Change each value that describes the weights; every change gives a one-line error that names the folder."""
     folder = config("edited").out
     shutil.copytree(whole, folder)
     file = folder / "config.json"
@@ -463,7 +461,7 @@ def test_no_edit_of_a_runs_config_is_loaded(config: Make, whole: Path):
                 place = place[name]
             place[path[-1]] = other
             file.write_text(json.dumps(edited))
-            with memory_up_to(1 << 30), pytest.raises(ValueError, match=re.escape(str(folder))) as error:
+            with limited_memory(1 << 30), pytest.raises(ValueError, match=re.escape(str(folder))) as error:
                 load_folder(folder)
             assert "\n" not in str(error.value), (path, other)
             file.write_text(json.dumps(content))
@@ -472,9 +470,9 @@ def test_no_edit_of_a_runs_config_is_loaded(config: Make, whole: Path):
     assert load_folder(folder).length == 12
 
 
-def test_a_run_loads_at_every_moment(config: Make, monkeypatch: pytest.MonkeyPatch):
-    """Its config.json changes at its end, where a method that stops before t = 0 chooses the time, and when it is
-    resumed: whatever is written last, the weights are those of the description."""
+def test_run_folder_is_loadable_after_every_write(config: Make, monkeypatch: pytest.MonkeyPatch):
+    """config.json changes at the end, where a method that stops before t = 0 chooses its stop time, and on resume.
+    After every write, the weights match the description."""
     changes = {"method": "dfm", "process.name": "absorb", "model.checkpoint_blocks": True}
     out = config().out
     loads: list[float] = []
@@ -500,7 +498,7 @@ def test_a_run_loads_at_every_moment(config: Make, monkeypatch: pytest.MonkeyPat
     assert stops == [True, True, False, True, True, True, False]
 
 
-def test_a_run_that_is_being_trained_is_refused(config: Make):
+def test_run_locked_by_another_process_is_rejected(config: Make):
     run(config("run", {"steps": 4}))
     with folder_lock(config().out), pytest.raises(ValueError, match="another process is training"):
         run(config())
@@ -523,7 +521,7 @@ def test_a_run_that_is_being_trained_is_refused(config: Make):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_settings_that_could_only_fail_later_are_refused(config: Make, changes: dict[str, Any], message: str):
+def test_invalid_settings_are_rejected_before_training(config: Make, changes: dict[str, Any], message: str):
     from cedd.training.loop import run_training
 
     if "device" in changes and torch.cuda.is_available():
@@ -536,7 +534,7 @@ def test_settings_that_could_only_fail_later_are_refused(config: Make, changes: 
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_run_leaves_no_pickle(config: Make):
+def test_run_writes_no_pickle_files(config: Make):
     run(config())
     kinds = {".json", ".jsonl", ".safetensors", ".png"}
     files = [path for path in config().out.rglob("*") if path.is_file()]
@@ -551,7 +549,7 @@ def test_a_run_leaves_no_pickle(config: Make):
             assert set(content[8 : 8 + size].strip()[:1]) == set(b"{")
 
 
-def test_a_runs_folder_is_a_model(config: Make):
+def test_run_folder_is_a_loadable_model(config: Make):
     run(config())
     folder = load_folder(config().out)
     averages = {name: t for name, t in final_state(config().out).items() if name.startswith("average/")}
@@ -563,18 +561,18 @@ def test_a_runs_folder_is_a_model(config: Make):
     assert not folder.model.training
 
 
-def test_the_saved_configuration_is_the_runs(config: Make):
+def test_saved_configuration_matches_run(config: Make):
     chosen = config("run", {"optimizer.schedule": "cosine", "process.schedule.eps": 1e-2, "steps": 4})
     run(chosen)
     assert read_config(chosen.out / "train.json") == chosen
 
 
-def test_the_last_k_checkpoints_stay(config: Make):
+def test_last_k_checkpoints_are_kept(config: Make):
     run(config("run", {"keep": 2, "checkpoint_every": 3, "steps": 11}))
     assert checkpoint_steps(config().out) == [9, 11]
 
 
-def test_the_logged_rates_are_the_schedules(config: Make):
+def test_logged_rates_follow_schedule(config: Make):
     run(config("run", {"optimizer.schedule": "cosine", "optimizer.final_share": 0.1}))
     rates = [record["rate"] for record in final_log(config().out)]
     assert rates[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01])
@@ -583,7 +581,7 @@ def test_the_logged_rates_are_the_schedules(config: Make):
     assert 0.001 < rates[-1] < 0.0016
 
 
-def test_the_average_warms_up_if_asked(config: Make):
+def test_ema_warmup_keeps_average_close_to_weights(config: Make):
     """With the warm-up, the first averages follow the weights far more closely."""
     distance: dict[bool, float] = {}
     for warm in (False, True):
@@ -611,32 +609,32 @@ def scripted_bounds(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return bounds
 
 
-def test_patience_ends_a_run_that_no_longer_improves(config: Make, scripted_bounds: dict[int, float]):
+def test_patience_stops_run_that_no_longer_improves(config: Make, scripted_bounds: dict[int, float]):
     scripted_bounds.update({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.1, 10: 1.0, 12: 0.9})
     changes = {"evaluation.every": 2, "evaluation.patience": 2}
     result = run(config("run", changes))
     assert (result.step, result.finished, result.bound) == (8, False, 2.1)
     assert result.reason == "stopped early: the bound no longer improves"
     assert checkpoint_steps(config().out)[-1] == 8
-    # Started again it stays stopped, unless it is given more patience.
+    # Restarted, it stays stopped unless it gets more patience.
     assert run(config("run", changes)).step == 8
     assert run(config("run", {**changes, "evaluation.patience": 3})).finished
 
 
-def test_patience_survives_a_crash(config: Make, scripted_bounds: dict[int, float]):
+def test_patience_survives_crash(config: Make, scripted_bounds: dict[int, float]):
     scripted_bounds.update({2: 2.0, 4: 2.5, 6: 2.6, 8: 2.7, 10: 1.0, 12: 0.9})
     changes = {"evaluation.every": 2, "evaluation.patience": 3}
     assert assert_resumes(config, changes, crash=7).step == 8
     assert [r["step"] for r in final_log(config("crashed").out) if r["kind"] == "bound"] == [2, 4, 6, 8]
 
 
-def test_without_patience_a_run_goes_on(config: Make, scripted_bounds: dict[int, float]):
+def test_run_without_patience_does_not_stop_early(config: Make, scripted_bounds: dict[int, float]):
     scripted_bounds.update(dict.fromkeys(range(2, 13, 2), 2.0))
     assert run(config("run", {"evaluation.every": 2})).finished
 
 
-def test_text_cut_anew_is_the_same_in_the_first_epoch_only(config: Make, tmp_path: Path):
-    """A text of 3 to 4 steps, read thrice; a run that stops in the second epoch goes on with its cuts."""
+def test_recut_text_matches_only_in_first_epoch(config: Make, tmp_path: Path):
+    """A text of 3 to 4 steps, read three times; a crash in the second epoch resumes with the same cuts."""
     changes = {"data": str(write_corpus(tmp_path / "short.txt", words=100))}
     losses: list[list[float]] = []
     for cut in ("once", "anew"):

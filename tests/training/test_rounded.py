@@ -1,4 +1,4 @@
-"""Weights rounded once a step, by the update, instead of by every product."""
+"""Weights rounded once per step by the update, instead of in every product."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ BF16: dict[str, Any] = {"precision": "bf16"}
 
 @pytest.fixture(autouse=True)
 def autocast_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU does; a CPU otherwise multiplies in bfloat16 without autocast."""
+    """Autocast as on a GPU; by default a CPU multiplies in bfloat16 without autocast."""
     monkeypatch.setattr(Precision, "autocasts", property(lambda self: self.low))
 
 
@@ -36,8 +36,8 @@ def network() -> Transformer:
     return model
 
 
-def test_gradients_are_autocasts():
-    """What autocast rounds is a copy, all else the network's own; gradients are those of autocast, rounded once."""
+def test_gradients_match_autocast():
+    """Weights that autocast rounds are copies, all others are shared; gradients match autocast up to one rounding."""
     model, method, process = network(), get_method("bayes-star"), roulette(7)
     rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
     generator = torch.Generator().manual_seed(1)
@@ -69,12 +69,12 @@ def test_copies_follow_the_weights(config: Make):
     assert all(torch.equal(copy, parameter.detach().bfloat16()) for parameter, copy in pairs)
 
 
-def test_a_resumed_run_is_the_run(config: Make):
-    """The copies are made anew from what a checkpoint holds."""
+def test_resumed_run_is_bit_identical(config: Make):
+    """The copies are rebuilt from the checkpoint."""
     assert_resumes(config, BF16)
 
 
-def test_accumulated_gradients_stay_wide(config: Make):
-    """Sums of rounded gradients would lose digits: with micro-batches autocast does the rounding."""
+def test_accumulated_gradients_stay_in_float32(config: Make):
+    """Sums of rounded gradients would lose precision, so with micro-batches autocast does the rounding."""
     trainer = Trainer(config("run", {**BF16, "batch.accumulate": 2}), ALONE, Console(quiet=True))
     assert all(copy is None for copy in trainer.train_step.update.copies.values())

@@ -1,4 +1,4 @@
-"""What a run tells: its log, its live line, its plot."""
+"""The output of a run: log, progress line and plot."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def quiet() -> Console:
     return Console(quiet=True)
 
 
-def test_what_was_logged_after_the_step_is_taken_back(tmp_path: Path):
+def test_records_after_resumed_step_are_dropped(tmp_path: Path):
     with RunLog(tmp_path, 10, 0, quiet()) as records:
         for step in range(1, 6):
             records.write(step, "train", {"loss": 1.0 / step})
@@ -33,7 +33,7 @@ def test_what_was_logged_after_the_step_is_taken_back(tmp_path: Path):
     assert [(r["step"], r["loss"]) for r in read_log(tmp_path / LOG_FILE)] == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 9.0)]
 
 
-def test_a_damaged_log_is_continued_with_a_warning_that_names_it(tmp_path: Path):
+def test_damaged_log_is_continued_with_warning(tmp_path: Path):
     path, screen = tmp_path / LOG_FILE, StringIO()
     good = b'{"step": 1, "kind": "train", "loss": 1.5}\n'
     records = (
@@ -57,35 +57,35 @@ def test_a_damaged_log_is_continued_with_a_warning_that_names_it(tmp_path: Path)
     assert plot_log(tmp_path) is not None
 
 
-def test_a_record_is_on_the_disk_when_written(tmp_path: Path):
+def test_records_are_written_to_disk_immediately(tmp_path: Path):
     with RunLog(tmp_path, 10, 0, quiet()) as records:
         records.write(1, "train", {"loss": 1.0})
         assert len(read_log(tmp_path / LOG_FILE)) == 1
 
 
-def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_written_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with RunLog(None, 10, 0, quiet(), tensorboard=True) as records:
         records.write(1, "train", {"loss": 1.0})
     assert not list(tmp_path.iterdir())
 
 
-def test_what_json_has_no_number_for_is_null():
+def test_nonfinite_numbers_become_null():
     values = {"a": float("inf"), "b": [float("nan"), 2.0], "c": 1.5, "d": "inf", "e": None, "f": 3}
     assert finite(values) == {"a": None, "b": [None, 2.0], "c": 1.5, "d": "inf", "e": None, "f": 3}
 
 
-def test_the_live_line_has_step_figures_and_the_time_left(tmp_path: Path):
+def test_progress_line_shows_step_metrics_and_time_left(tmp_path: Path):
     screen = StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     with RunLog(tmp_path, 200, 50, console) as records:
         records.advance(51, "loss 1.2345  9,876 tokens/s")
     assert "step 51/200" in screen.getvalue()
     assert "loss 1.2345  9,876 tokens/s" in screen.getvalue()
-    assert "-:--:--" in screen.getvalue()  # one step is too few to tell the time left
+    assert "-:--:--" in screen.getvalue()  # one step is too few to estimate the time left
 
 
-def test_without_a_terminal_lines_are_plain_and_whole(tmp_path: Path):
+def test_lines_are_plain_and_unwrapped_without_a_terminal(tmp_path: Path):
     screen = StringIO()
     long = "/a/folder" * 20
     with RunLog(tmp_path, 200, 0, Console(file=screen, width=80)) as records:
@@ -95,7 +95,7 @@ def test_without_a_terminal_lines_are_plain_and_whole(tmp_path: Path):
     assert screen.getvalue().splitlines() == ["step 1  loss 1.2345", f"resuming {long} [1.5, 1.6]"]
 
 
-def test_the_plot_is_a_picture_of_loss_and_bound(tmp_path: Path):
+def test_plot_of_loss_and_bound_is_written_as_png(tmp_path: Path):
     assert plot_log(tmp_path) is None
     with RunLog(tmp_path, 10, 0, quiet()) as records:
         for step in range(1, 5):
@@ -119,7 +119,7 @@ def test_tensorboard_on_request(tmp_path: Path):
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents*"))
 
 
-def test_every_record_is_passed_on(tmp_path: Path):
+def test_on_log_receives_every_record(tmp_path: Path):
     found: list[Mapping[str, Any]] = []
     with RunLog(tmp_path, 10, 0, quiet(), on_log=found.append) as records:
         records.write(1, "train", {"loss": 1.0, "norm": float("inf")})
@@ -127,10 +127,8 @@ def test_every_record_is_passed_on(tmp_path: Path):
     assert found == read_log(tmp_path / LOG_FILE)
 
 
-def test_the_example_for_weights_and_biases_logs_loss_and_bound(
-    config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
-):
-    """The code of docs/guides/train.md, with a module that keeps what it is given."""
+def test_wandb_example_in_docs_logs_loss_and_bound(config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch):
+    """Runs the code of docs/guides/train.md with a stub wandb module that records its calls."""
     page = (Path(__file__).parents[2] / "docs" / "guides" / "train.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "wandb" in block]
     logged: list[tuple[int, dict[str, float]]] = []

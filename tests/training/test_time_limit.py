@@ -1,4 +1,4 @@
-"""A run that ends at a given time."""
+"""Runs with a time limit."""
 
 import io
 from collections.abc import Callable
@@ -31,14 +31,13 @@ def rate_of(config: TrainConfig, step: int) -> float:
 
 
 class Clock:
-    """A time that only the test moves, and a trainer of it: a step takes what `seconds` says, an evaluation as long as
-    `pause` steps."""
+    """A simulated clock and trainer: a step takes `seconds(step)`, an evaluation as long as `pause` steps."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, config: TrainConfig, seconds: Callable[[int], float], pause: int = 0
     ) -> None:
         self.now, self.chosen, self.rates = 0.0, list[int](), list[float]()
-        # Of these modules alone: a server in this process would sleep by it.
+        # Only in these modules: a server in this process must keep the real clock.
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
         monkeypatch.setattr("cedd.training.time_limit.time", clock)
         monkeypatch.setattr("cedd.training.speed.time", clock)
@@ -80,16 +79,16 @@ LONG = in_fifths(TrainConfig("text", Path("run"), optimizer=replace(FALLS_LATE, 
 
 @pytest.mark.parametrize(("before", "after"), [(0.04, 0.08), (0.08, 0.04), (0.3, 0.05)])
 @pytest.mark.parametrize("pause", [0, 60])
-def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: float, after: float, pause: int):
-    """The number follows the speed; a pause for an evaluation is no slower step. Where the machine became faster early,
-    it is not chosen anew while the rate falls."""
+def test_step_count_fits_time_limit(monkeypatch: pytest.MonkeyPatch, before: float, after: float, pause: int):
+    """The step count follows the speed; evaluation pauses do not count as slow steps. If the machine became faster
+    early, the count is not changed while the rate decays."""
     clock = Clock(monkeypatch, LONG, lambda step: 10.0 if step < 3 else before if step < 60 else after, pause)
     clock.run(TimeLimit(400.0, first=3, every=20, reserved_steps=5 * pause, with_steps=in_fifths))
     assert clock.chosen[0] == 40
     if after < before:
         assert clock.chosen[-1] < 0.3 * clock.config.steps
         assert clock.config.optimizer == LONG.optimizer
-    assert 390 <= clock.now - 30.0 < 404  # but for the first steps, which were slow
+    assert 390 <= clock.now - 30.0 < 404  # excluding the first, slow steps
 
 
 @pytest.mark.parametrize(
@@ -100,13 +99,13 @@ def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: 
         for row in ((40, 0), (80, 30), (160, 0), (240, 30), (320, 0), (320, 30))
     ),
 )
-def test_a_machine_may_change_its_speed_while_the_rate_falls(
+def test_speed_change_during_decay_keeps_limit_and_smooth_rate(
     monkeypatch: pytest.MonkeyPatch, factor: float, when: int, pause: int
 ):
     """The run still ends in time, or earlier where the rate would have to rise; the rate never jumps."""
     clock = Clock(monkeypatch, LONG, lambda _: 0.1 * (factor if clock.now > when else 1.0), pause)
     clock.run(TimeLimit(400.0, first=3, every=20, reserved_steps=5 * pause, with_steps=in_fifths))
-    spared = max(0, 5 - clock.evaluations) * pause * 0.1 * factor  # of the time that was kept back for evaluations
+    spared = max(0, 5 - clock.evaluations) * pause * 0.1 * factor  # of the time reserved for evaluations
     assert (300 if factor < 1 else 384) - spared < clock.now < 416
     rates = clock.rates[LONG.optimizer.warmup :]
     falls = [before - after for before, after in pairwise(rates)]
@@ -116,18 +115,18 @@ def test_a_machine_may_change_its_speed_while_the_rate_falls(
 
 
 @pytest.mark.parametrize(("factor", "begin", "end"), [(5, 20, 40), (5, 60, 80), (5, 100, 120), (3, 130, 150)])
-def test_trouble_that_passes_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, factor: float, begin: int, end: int):
-    """Twenty slow seconds of two hundred cost their steps, and little more."""
+def test_temporary_slowdown_does_not_end_run(monkeypatch: pytest.MonkeyPatch, factor: float, begin: int, end: int):
+    """Twenty slow seconds of two hundred cost little more than their own steps."""
     clock = Clock(monkeypatch, LONG, lambda _: 0.16 * (factor if begin < clock.now < end else 1.0), 8)
     clock.run(TimeLimit(200.0, first=0, every=10, reserved_steps=120, with_steps=in_fifths))
     assert clock.now > 160
-    assert clock.state.step > 850  # of 1,130 without the trouble
+    assert clock.state.step > 850  # of 1,130 without the slowdown
     rates = clock.rates[LONG.optimizer.warmup :]
     assert all(0 <= before - after < 0.02 * LONG.optimizer.rate for before, after in pairwise(rates))
 
 
-def test_a_limit_of_few_steps_is_kept(monkeypatch: pytest.MonkeyPatch):
-    """Steps so slow that fewer fit than lie between two choices, or than the warm-up has."""
+def test_limit_of_few_steps_is_respected(monkeypatch: pytest.MonkeyPatch):
+    """Steps so slow that fewer fit than lie between two updates of the step count, or than the warm-up has."""
     config = replace(LONG, steps=5000, optimizer=OptimizerConfig(schedule="linear", warmup=100))
     clock = Clock(monkeypatch, config, lambda _: 3.0)
     clock.run(TimeLimit(120.0, first=1))
@@ -138,8 +137,8 @@ def test_a_limit_of_few_steps_is_kept(monkeypatch: pytest.MonkeyPatch):
     assert end == 0
 
 
-def test_a_cosine_keeps_the_number_that_it_falls_by(monkeypatch: pytest.MonkeyPatch):
-    """The rate of every step depends on it; a constant one's of none."""
+def test_cosine_schedule_keeps_its_step_count(monkeypatch: pytest.MonkeyPatch):
+    """Every rate of a cosine schedule depends on the step count; a constant rate does not."""
     for schedule, steps in (("cosine", 1000), ("constant", 2000)):
         config = replace(LONG, steps=1000, optimizer=replace(LONG.optimizer, schedule=schedule))
         clock = Clock(monkeypatch, config, lambda _: 0.1)
@@ -147,8 +146,8 @@ def test_a_cosine_keeps_the_number_that_it_falls_by(monkeypatch: pytest.MonkeyPa
         assert abs(clock.config.steps - steps) <= 5
 
 
-def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
-    """Checkpoints follow the number of steps until the rate falls; the run's folder has both, so that it can go on."""
+def test_timed_run_ends_in_time_and_reports_its_steps(tmp_path: Path):
+    """The checkpoint interval follows the step count until the rate decays; the folder stores both for resumption."""
     config = tiny_config(write_corpus(tmp_path / "text.txt"), tmp_path / "cache", tmp_path / "run")
     config = replace(config, steps=1_000_000, optimizer=replace(FALLS_LATE, warmup=5), checkpoint_every=1_000_000)
 
@@ -163,7 +162,7 @@ def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
     assert result.step == left.steps < 100_000
     line = f"{result.step} steps instead of 1000000, following the speed of the machine"
     assert said.getvalue().splitlines().count(line) == 1
-    for announced, step, finished in ((None, 1000, True), (990, 990, True), (990, 700, False)):  # nothing to tell
+    for announced, step, finished in ((None, 1000, True), (990, 990, True), (990, 700, False)):  # no message
         hooks = TimeLimit(0.5, planned=announced)
         trainer: Any = SimpleNamespace(config=replace(config, steps=1000), records=None)
         hooks.on_start(trainer)
@@ -174,8 +173,8 @@ def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
     assert (again.finished, again.step) == (True, result.step)
 
 
-def test_a_killed_run_falls_to_its_end_from_the_rate_of_its_checkpoint(tmp_path: Path):
-    """The line to an end that was chosen later is above that; killed again, it is the same."""
+def test_killed_run_decays_from_rate_of_its_checkpoint(tmp_path: Path):
+    """A line to an end chosen later would lie above that rate; a second kill gives the same rates."""
     config = tiny_config(write_corpus(tmp_path / "text.txt"), tmp_path / "cache", tmp_path / "run")
     optimizer = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=2)
     config = replace(config, steps=40, optimizer=optimizer, checkpoint_every=10, log_every=1)
@@ -222,10 +221,10 @@ def counters(steps: int, decay_share: float) -> Counters:
     return Counters(averaged=16, updates=16, best=None, stale=0, steps=steps, decay_share=decay_share)
 
 
-def test_an_end_before_any_fall_of_the_checkpoints_line_is_kept():
-    """As the run chose it: a checkpoint of the first steps is of a line that nobody wanted."""
+def test_end_before_rate_decay_of_checkpoint_is_kept():
+    """The run keeps the end it chose: a checkpoint of the first steps has an outdated schedule."""
     line = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=2)
     config = replace(LONG, steps=40, optimizer=replace(line, decay_share=0.25))
     for saved in (counters(steps=167, decay_share=0.7), counters(steps=60, decay_share=0.25), None):
         trainer: Any = SimpleNamespace(config=config, state=SimpleNamespace(step=16), restored=saved)
-        ResumedTimeLimit().on_start(trainer)  # which would change it
+        ResumedTimeLimit().on_start(trainer)  # would raise if it changed the end

@@ -24,11 +24,11 @@ class Records(cedd.Hooks):
         self.records.append(record)
 
 
-def test_training_returns_the_model_of_the_run(config: Callable[..., cedd.TrainConfig]) -> None:
+def test_train_returns_trained_model(config: Callable[..., cedd.TrainConfig]) -> None:
     wanted, hooks = config("run", {"steps": 3}), Records()
     before = torch.get_rng_state()
     model = cedd.train(wanted, hooks=hooks, console=QUIET)
-    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers go on as without a run
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random state is unchanged
     assert isinstance(model, cedd.LanguageModel)
     assert model.training_result is not None
     assert (model.training_result.step, model.training_result.finished) == (3, True)
@@ -41,7 +41,7 @@ def test_training_returns_the_model_of_the_run(config: Callable[..., cedd.TrainC
     assert extended.training_result.step == 5
 
 
-def test_an_architecture_of_ones_own_is_imported(
+def test_custom_architecture_is_imported(
     config: Callable[..., cedd.TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ARCHITECTURES, NAME, object)  # so that it is removed afterwards
@@ -50,11 +50,11 @@ def test_an_architecture_of_ones_own_is_imported(
     mine = cedd.train(config("mine", changes), console=QUIET)
     assert mine.model.architecture == NAME
     del ARCHITECTURES[NAME]
-    with pytest.raises(ValueError, match="add --architecture"):  # the folder that it starts from may have named it
+    with pytest.raises(ValueError, match="add --architecture"):  # it may come from the start model's folder
         cedd.train(config("next", {**changes, "start": str(mine.folder.path)}), console=QUIET)
 
 
-def test_other_arguments_show_what_to_give(config: Callable[..., cedd.TrainConfig]) -> None:
+def test_invalid_arguments_give_helpful_errors(config: Callable[..., cedd.TrainConfig]) -> None:
     wrong: Any = "tiny"
     with pytest.raises(TypeError, match=r"needs a TrainConfig, such as TrainConfig.preset\("):
         cedd.train(wrong)
@@ -63,7 +63,7 @@ def test_other_arguments_show_what_to_give(config: Callable[..., cedd.TrainConfi
         cedd.train(replace(config("run", {}), architecture=given))
 
 
-def test_a_preset_with_other_settings() -> None:
+def test_preset_with_changed_settings() -> None:
     config = cedd.TrainConfig.preset("tiny", data="book.txt", out=Path("runs/book"), steps=7, method="mdlm")
     assert (config.data, config.steps, config.length, config.process.name) == ("book.txt", 7, 32, "absorb")
     with pytest.raises(ValueError, match="invalid preset: 'tinny'; did you mean 'tiny'"):

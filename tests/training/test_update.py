@@ -1,11 +1,11 @@
-"""The one kernel that updates all parameters, against torch's AdamW and a plain average."""
+"""The fused kernel that updates all parameters, against torch.optim.AdamW and a plain average."""
 
 import pytest
 import torch
 from torch import nn
 
 from cedd.training.config import OptimizerConfig
-from tests.interpreted import compiled_for_a_chip, run_interpreted
+from tests.interpreted import compile_for_hopper, run_interpreted
 from tests.training.runs import updated
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
@@ -14,7 +14,7 @@ CONFIG = OptimizerConfig(rate=1e-2, beta1=0.9, beta2=0.99, eps=1e-6, weight_deca
 
 
 def check_table(device):
-    """Five steps, the third not finite, the fourth not averaged: as torch's own, averages and rounded copies too."""
+    """Compare five steps (the third not finite, the fourth not averaged) with torch, including averages and copies."""
     from cedd.training.update_triton import TensorTable
 
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def check_table(device):
             textbook.step()
         for average, parameter in zip(averages, theirs, strict=True):
             average.lerp_(parameter.detach(), pace)
-        moved = [gradient.to(device) for gradient in low]  # elsewhere each time
+        moved = [gradient.to(device) for gradient in low]  # at a new address each time
         table.find(moved)
         if finite:
             torch.testing.assert_close(table.norm().cpu(), norm, rtol=1e-5, atol=0)
@@ -86,13 +86,13 @@ def test_kernels_compile_with_wide_loads_and_stores(kernel: str, copied: bool, a
     types = {**BASE, **dict.fromkeys(SCALARS, "fp32"), **dict.fromkeys(POINTERS, "*fp32"), "tensors": "i32"}
     constants = {"BLOCK": update_triton.BLOCK, "COPIED": copied, "AVERAGED": averaged}
     warps = update_triton.NORM_WARPS if kernel == "_squares_kernel" else update_triton.WARPS
-    code = compiled_for_a_chip(getattr(update_triton, kernel), types, constants, warps)
+    code = compile_for_hopper(getattr(update_triton, kernel), types, constants, warps)
     assert "ld.global.v4.b32" in code
     assert ("st.global.v4.b32" in code) == (kernel != "_squares_kernel")
 
 
 @pytest.mark.gpu
-def test_kernel_on_the_device():
+def test_kernel_on_cuda():
     check_table("cuda")
 
 
@@ -106,7 +106,7 @@ def test_the_plain_update_skips_averages_and_keeps_copies():
 
 
 @pytest.mark.gpu
-def test_both_updates_agree_on_the_device():
+def test_fused_and_plain_updates_agree_on_cuda():
     fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
     assert fused.swept
     for ours, theirs in (

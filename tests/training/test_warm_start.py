@@ -1,4 +1,4 @@
-"""A run that starts from another model: it takes over what it must, learns on, and refuses what means other things."""
+"""Runs that start from another model: they inherit its settings, keep learning, and reject incompatible models."""
 
 import json
 import shlex
@@ -45,8 +45,8 @@ def first(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     return made
 
 
-def test_from_absorb_to_roulette(config: Make, first: TrainConfig) -> None:
-    """The first loss is that of the model it starts from, not that of an untrained one, and it falls on."""
+def test_warm_start_from_absorb_to_roulette(config: Make, first: TrainConfig) -> None:
+    """The first loss is well below that of an untrained model, and training lowers it further."""
     changes = {"steps": 30, "checkpoint_every": 30, "process.name": "roulette", "method": "bayes"}
     start = changed(starting_from(config("second"), str(first.out)), changes)
     begun, untrained = trainer(start), trainer(replace(start, start=None, out=start.out.with_name("third")))
@@ -62,7 +62,7 @@ def test_from_absorb_to_roulette(config: Make, first: TrainConfig) -> None:
     assert (model.method.name, model.process.config()["name"]) == ("bayes", "roulette")
 
 
-def test_an_imported_network_learns(config: Make, tmp_path: Path) -> None:
+def test_imported_network_learns(config: Make, tmp_path: Path) -> None:
     published = {"model_type": "mdlm", "vocab_size": 257, "hidden_dim": ddit.D, "cond_dim": ddit.C, "dropout": 0.0}
     published |= {"n_blocks": ddit.DEPTH, "n_heads": ddit.HEADS, "model_length": ddit.LENGTH}
     folder = ddit.write(tmp_path / "theirs", published, ddit.random_weights(257), "backbone.")
@@ -78,8 +78,8 @@ def test_an_imported_network_learns(config: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_stay_wrapped(config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A network that was trained between two ends of documents is trained on, and measured, so."""
+def test_wrapped_blocks_stay_wrapped(config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A network trained on blocks between end-of-document tokens continues, and is evaluated, that way."""
     settings = config("run")
     pieces = BPETokenizer.train([Path(settings.data).read_text()], 270)
     pieces.save(tmp_path / "pieces")
@@ -106,15 +106,15 @@ def test_blocks_stay_wrapped(config: Make, tmp_path: Path, capsys: pytest.Captur
     assert main([*shlex.split(page["commands"]["evaluate"])[1:], "--device", "cpu", "--json"]) == 0
     (measured,) = json.loads(capsys.readouterr().out)["runs"]
     assert page["bound"]["nats_per_token"] == pytest.approx(measured["bounds"]["tight"]["nats_per_token"], rel=1e-12)
-    # Its own end can be chosen, and a tokenizer without ends has none.
+    # Wrapping can be turned off; it needs a tokenizer with an end token.
     plain = trainer(changed(start, {"text.wrap": "none", "out": tmp_path / "plain"}))
     assert (plain.data.train[:5][:, 0] != pieces.eos_id).any()
     with pytest.raises(ValueError, match="'byte' cannot be wrapped"):
         trainer(changed(config("bytes"), {"text.wrap": "bos-eos", "text.tokenizer": "byte"}))
 
 
-def test_a_network_without_the_mask(config: Make, first: TrainConfig) -> None:
-    """From absorb to uniform the mask's row is left out; back it is missing."""
+def test_mask_row_is_dropped_for_uniform_and_cannot_be_restored(config: Make, first: TrainConfig) -> None:
+    """From absorb to uniform the row of the mask is dropped; the way back fails because it is missing."""
     start = changed(starting_from(config("second"), str(first.out)), {"process.name": "uniform"})
     run(start)
     back = changed(starting_from(config("third"), str(start.out)), {"process.name": "absorb"})
@@ -134,12 +134,12 @@ def test_a_network_without_the_mask(config: Make, first: TrainConfig) -> None:
         ({"model.width": 32}, "has other sizes than the run's, first at backbone.blocks.0.attention.output.weight"),
     ],
 )
-def test_what_means_something_else_is_refused(config: Make, first: TrainConfig, changes, message: str) -> None:
+def test_incompatible_start_model_is_rejected(config: Make, first: TrainConfig, changes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trainer(changed(starting_from(config("second"), str(first.out)), changes))
 
 
-def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) -> None:
+def test_command_line_starts_from_run(first: TrainConfig, tmp_path: Path) -> None:
     words = ["tiny", "--from", str(first.out), "--out", str(tmp_path / "second"), "--process", "roulette"]
     asked = parse("train", words).config
     assert parse("train", ["tiny", f"--from={first.out}", *words[3:]]).config == asked
@@ -163,11 +163,11 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
         parse("train", words[3:])
 
 
-@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])  # as many blocks, and more
-def test_a_resumed_run_does_not_need_what_it_started_from(
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])  # the same depth, and more
+def test_resumed_run_does_not_need_its_start_model(
     config: Make, first: TrainConfig, depth: int, tmp_path: Path
 ) -> None:
-    """The same command goes on, to the same weights; one that has no checkpoint yet needs it, and says so."""
+    """The same command resumes to the same weights; without a checkpoint it fails, as it needs the start model."""
     data = [
         "--data",
         str(first.data),
@@ -199,7 +199,7 @@ def test_a_resumed_run_does_not_need_what_it_started_from(
         trainer(parse("train", command("halves", 4)[1:]).config).run()
 
 
-def test_the_card_of_a_run_has_its_last_bound(config: Make, tmp_path: Path) -> None:
+def test_model_card_shows_last_bound(config: Make, tmp_path: Path) -> None:
     made = config("run", {"steps": 4, "checkpoint_every": 4, "evaluation.every": 2, "evaluation.sequences": 8})
     run(made)
     bounds = [record for record in read_log(made.out / LOG_FILE) if record["kind"] == "bound"]
@@ -210,7 +210,9 @@ def test_the_card_of_a_run_has_its_last_bound(config: Make, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("process", [ProcessConfig(name) for name in ("absorb", "uniform", "eroulette", "hybrid")])
-def test_a_process_is_taken_over(config: Make, first: TrainConfig, process: ProcessConfig, tmp_path: Path) -> None:
+def test_process_is_inherited_from_start_model(
+    config: Make, first: TrainConfig, process: ProcessConfig, tmp_path: Path
+) -> None:
     for made in (process.build(5), replace(process.build(5), spec=None)):  # by its name, or by its clocks
         folder = cedd.load(first.out, device="cpu").folder
         save_folder(tmp_path / "model", replace(folder, process=made))
@@ -225,8 +227,8 @@ def network(depth: int, **options: Any) -> Transformer:
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{}, {"time_conditioning": False, "causal": True}])
-def test_copies_of_a_block_share_what_it_added(options: dict[str, bool]):
-    """To first order in its branches: where they are ten times as small, the outputs differ a hundred times less."""
+def test_deepened_block_copies_share_original_contribution(options: dict[str, bool]):
+    """To first order in the residual branches: with branches ten times smaller, outputs differ a hundred times less."""
     torch.manual_seed(0)
     shallow, deep = network(2, **options), network(6, **options)
     for parameter in shallow.parameters():
@@ -251,7 +253,7 @@ def test_copies_of_a_block_share_what_it_added(options: dict[str, bool]):
     assert differences[1] < 0.02 * differences[0]
 
 
-def test_a_deeper_run_begins_where_a_shallow_one_ended(config: Make, first: TrainConfig) -> None:
+def test_deeper_run_starts_near_loss_of_shallow_one(config: Make, first: TrainConfig) -> None:
     start = starting_from(config("second"), str(first.out))
     deeper = changed(start, {"model.depth": 2 * first.model.depth, "steps": 60, "checkpoint_every": 60})
     untrained = fixed_loss(trainer(replace(deeper, start=None, out=start.out.with_name("untrained"))))
@@ -267,7 +269,7 @@ def test_a_deeper_run_begins_where_a_shallow_one_ended(config: Make, first: Trai
             trainer(other)
 
 
-def test_the_floor_of_sigma_is_taken_over(config: Make, first: TrainConfig, tmp_path: Path) -> None:
+def test_sigma_floor_is_inherited_from_start_model(config: Make, first: TrainConfig, tmp_path: Path) -> None:
     folder = cedd.load(first.out, device="cpu").folder
     save_folder(tmp_path / "model", replace(folder, method=folder.method.with_sigma_floor(0.003)))
     start = starting_from(config("second"), str(tmp_path / "model"))

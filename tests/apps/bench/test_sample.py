@@ -1,4 +1,4 @@
-"""The yardstick of `cedd bench sample` draws from the same law, and the bench itself runs."""
+"""The textbook baseline of `cedd bench sample` draws from the same distribution, and the benchmark runs."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, same_law_p_val
 
 
 @pytest.mark.parametrize("name", ["absorb", "uniform"])
-def test_the_textbook_draws_from_our_law(name):
+def test_textbook_sampler_draws_from_our_distribution(name):
     process = getattr(cedd, name)(3)
     model, times = Table(process, 2, seed=6), torch.linspace(1, 0.05, 7, dtype=torch.float64)
     torch.manual_seed(1)
@@ -30,7 +30,7 @@ def test_the_textbook_draws_from_our_law(name):
     assert same_law_p_value(model.counts(theirs), model.counts(ours)) > ERROR_RATE
 
 
-def test_the_bench_has_a_row_for_everything():
+def test_bench_has_row_for_every_combination():
     methods = ("cedd/absorb", "sedd/uniform")
     options = BenchOptions(preset="tiny", shapes=((2, 8),), methods=methods, vocab_size=20, steps=5)
     rows = bench_sample(options, textbook_steps=2)
@@ -47,10 +47,10 @@ def test_the_bench_has_a_row_for_everything():
     assert (one.what, one.sampler) == ("cedd/absorb", "first-hitting")
 
 
-def test_a_network_elsewhere_gives_the_same_samples(monkeypatch):
+def test_samples_do_not_depend_on_network_device(monkeypatch):
     process = cedd.roulette(4)
     model = HalvedTable(process, 3, seed=9)
-    elsewhere = torch.device("cpu", 0)  # which the CPU stands for here
+    elsewhere = torch.device("cpu", 0)  # the CPU stands for it here
     monkeypatch.setattr(network, "has_float64", lambda device: torch.device(device) != elsewhere)
     x, y = (
         sample(model, process, (32, 3), method="bayes", steps=9, generator=torch.Generator().manual_seed(0), device=d)

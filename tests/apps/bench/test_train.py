@@ -1,4 +1,4 @@
-"""`cedd bench`: what is compared on shared cores takes turns."""
+"""`cedd bench`: methods that are compared on shared cores take turns."""
 
 import json
 import weakref
@@ -25,20 +25,20 @@ def test_every_size_can_be_timed_and_trained():
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "1 {}thread"), (2, "2 {}threads")])
-def test_one_thread_is_one(threads, said, monkeypatch):
+def test_thread_count_is_singular_or_plural(threads, said, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     assert device_text(torch.device("cpu")) == said.format("CPU ")
     assert f", {said.format('')}, torch" in machine("cpu")
 
 
-def test_steps_take_turns_and_only_those_after_the_warm_up_are_timed():
+def test_steps_take_turns_and_warmup_is_not_timed():
     calls: list[str] = []
     times = timed_in_turn({name: lambda name=name: calls.append(name) for name in "ab"}, steps=3, warmup=2)
     assert calls == ["a", "b"] * 5
     assert [len(times[name]) for name in "ab"] == [3, 3]
 
 
-def test_a_network_is_gone_before_the_memory_of_the_next_is_measured():
+def test_network_is_freed_before_memory_of_next_is_measured():
     alive = weakref.WeakSet[torch.Tensor]()
     others: list[int] = []
 
@@ -55,7 +55,7 @@ def test_a_network_is_gone_before_the_memory_of_the_next_is_measured():
     assert others == [0, 0, 0]
 
 
-def test_training_on_the_cpu_is_measured_against_the_textbook_in_turn(capsys, monkeypatch):
+def test_cpu_training_takes_turns_with_textbook(capsys, monkeypatch):
     asked = []
 
     def watched(named, steps, warmup):
@@ -72,7 +72,7 @@ def test_training_on_the_cpu_is_measured_against_the_textbook_in_turn(capsys, mo
         assert row["speedup"] == first["milliseconds"] / row["milliseconds"]
 
 
-def test_a_step_in_blocks_is_a_row(capsys):
+def test_block_training_has_its_own_row(capsys):
     command = "bench train --preset tiny --vocab 9 --shapes 4x8 --steps 2 --warmup 1 --device cpu --json --no-textbook"
     pairs = ["cedd-star/absorb", "cedd-star/absorb/4"]
     assert main([*command.split(), "--complementary", "--methods", *pairs]) == 0
@@ -88,18 +88,18 @@ def test_a_step_in_blocks_is_a_row(capsys):
 
 
 @pytest.mark.parametrize("suite", ["train", "sample"])
-def test_an_empty_list_of_shapes_is_refused(suite, capsys):
+def test_empty_list_of_shapes_is_rejected(suite, capsys):
     assert main(["bench", suite, "--shapes"]) == 2
     assert "--shapes needs at least one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suite", ["train", "sample"])
-def test_a_shape_that_no_machine_holds_is_refused(suite, capsys):
+def test_oversized_shape_is_rejected(suite, capsys):
     assert main(["bench", suite, "--shapes", "99999999x99999999"]) == 2
     assert "at most 16,777,216 tokens (got 99999999x99999999: 9,999,999,800,000,001)" in capsys.readouterr().err
 
 
-def test_a_llama_type_network_can_be_timed(capsys):
+def test_llama_architecture_can_be_timed(capsys):
     command = "bench train --preset tiny --architecture llama --vocab 9 --shapes 4x8 --steps 1 --warmup 1 --device cpu"
     pairs = ["ar/absorb", "cedd-star/absorb", "cedd-star/absorb/4"]
     assert main([*command.split(), "--json", "--no-textbook", "--methods", *pairs]) == 0

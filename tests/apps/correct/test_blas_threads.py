@@ -50,7 +50,7 @@ print("restored")
 """
 
 
-def said(monkeypatch, **variables):
+def output_of_code(monkeypatch, **variables):
     for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -58,12 +58,12 @@ def said(monkeypatch, **variables):
     return subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_network_is_read_in_one_thread(monkeypatch):
-    if (found := said(monkeypatch)) == "none":
+def test_network_runs_in_one_thread_and_setting_is_restored(monkeypatch):
+    if (found := output_of_code(monkeypatch)) == "none":
         pytest.skip("NumPy has no OpenBLAS of its own here")
     assert found == "restored"
 
 
 @pytest.mark.parametrize("name", ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"])
-def test_the_environment_decides_if_it_sets_the_number_of_threads(monkeypatch, name):
-    assert said(monkeypatch, **{name: "2"}) == "none"
+def test_thread_environment_variables_take_precedence(monkeypatch, name):
+    assert output_of_code(monkeypatch, **{name: "2"}) == "none"

@@ -27,7 +27,7 @@ def changed(corrected):
     return [(change.before, change.after) for change in corrected.changes]
 
 
-def test_technical_and_recent_words_are_not_changed(correct):
+def test_technical_and_recent_words_are_rarely_changed(correct):
     """At most one word in 100 changes in the half of the modern text that constants were chosen on."""
     text = (TEXTS / "modern-dev.txt").read_text("utf-8")
     assert len(changed(correct(text))) <= len(text.split()) / 100
@@ -48,7 +48,7 @@ def test_technical_and_recent_words_are_not_changed(correct):
         "An ok result",
     ],
 )
-def test_correct_words_stay(correct, text):
+def test_correct_words_are_unchanged(correct, text):
     assert changed(correct(text)) == []
 
 
@@ -58,7 +58,7 @@ FOREIGN = dict(line.split(": ", 1) for line in LANGUAGES)
 
 
 @pytest.mark.parametrize("language", FOREIGN)
-def test_other_languages_stay(language, correct):
+def test_other_languages_are_unchanged(language, correct):
     """Also a sentence alone, and without accents."""
     text = FOREIGN[language]
     plain = unicodedata.normalize("NFD", text).encode("ascii", "ignore").decode()
@@ -79,7 +79,7 @@ def test_other_languages_stay(language, correct):
         ("Wensday: dentist. Saterday: birtday party.", "Wednesday: dentist. Saturday: birthday party."),
     ],
 )
-def test_short_notes_with_many_errors_are_english(text, meant, correct):
+def test_short_notes_with_many_errors_are_corrected(text, meant, correct):
     assert correct(text) == meant
 
 
@@ -92,17 +92,17 @@ def test_short_notes_with_many_errors_are_english(text, meant, correct):
         ("Its ill effects were its own; they could well shed hers.", None),
     ],
 )
-def test_contractions_have_apostrophes(text, meant, correct):
-    """Unless what is left without it is a name or another word."""
+def test_missing_apostrophes_of_contractions_are_added(text, meant, correct):
+    """Unless the word without the apostrophe is a name or another word."""
     assert correct(text) == (meant or text)
 
 
-def test_joined_words_are_split_if_one_is_a_function_word(correct):
+def test_joined_words_are_split_if_one_is_function_word(correct):
     text = "He looked at the skyeach morning, facingeach day, by the timesheet of the hostname."
     assert correct(text) == "He looked at the sky each morning, facing each day, by the timesheet of the hostname."
 
 
-def test_known_words_have_no_misspellings_of_the_training_lists():
+def test_known_words_exclude_misspellings_of_training_lists():
     known = load_known_words(packaged("english") / KNOWN_WORDS_FILE)
     assert len(known) > 90_000
     assert not {"recieve", "seperate", "occured", "untill", "goverment", "teh", "alot"} & known.keys()
@@ -111,17 +111,17 @@ def test_known_words_have_no_misspellings_of_the_training_lists():
 @pytest.mark.parametrize(
     ("text", "meant"), [("teh", "the"), ("acheive", "achieve"), ("udpate", "update"), ("You can opt in to it.", None)]
 )
-def test_a_word_alone_is_corrected_and_a_particle_stays(text, meant, correct):
+def test_single_word_is_corrected_and_particle_is_kept(text, meant, correct):
     assert correct(text) == (meant or text)
 
 
-def test_a_rare_word_next_to_a_very_frequent_one_is_corrected(correct):
+def test_rare_word_close_to_very_frequent_one_is_corrected(correct):
     """Also if it is in dictionaries, unless it is a common word (bake)."""
     assert correct("He came back two years lated to thees people.") == "He came back two years later to these people."
     assert correct("They were wiling to help.") == "They were willing to help."
 
 
-def test_the_corrector_without_torch_gives_the_results_of_the_model():
+def test_corrector_without_torch_matches_model():
     text = "He walked form the tabel, `teh` first."
     corrected = cedd.WordCorrector().correct(text)
     assert corrected == "He walked from the table, `teh` first."
@@ -132,14 +132,14 @@ def test_the_corrector_without_torch_gives_the_results_of_the_model():
     )
 
 
-def test_the_easily_confused_words_of_the_file_are_those_that_are_computed():
+def test_stored_confused_words_match_computed_ones():
     lexicon = reader_in(packaged("english")).lexicon
     assert lexicon.confused is not None
     np.testing.assert_array_equal(lexicon.confused, Neighbours(lexicon).confused_pairs())
 
 
 def test_plain_text_is_corrected_without_slow_imports():
-    """Of torch, masked arrays, logging and the patterns of markup; they take longer than a sentence."""
+    """Importing torch, masked arrays, logging and the markup patterns takes longer than correcting a sentence."""
     script = (
         "import sys, cedd\n"
         "print(cedd.WordCorrector().correct('He walked form the tabel'))\n"
@@ -149,7 +149,7 @@ def test_plain_text_is_corrected_without_slow_imports():
     assert said == "He walked from the table\n\n"
 
 
-def test_the_corrector_without_torch_corrects_the_prose_of_a_syntax():
+def test_corrector_without_torch_supports_syntax():
     corrector = cedd.WordCorrector()
     assert corrector.correct("recieve()  # not recieved", syntax="python") == "recieve()  # not received"
     with pytest.raises(ValueError, match="invalid syntax: 'pyton'"):

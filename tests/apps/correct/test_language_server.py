@@ -1,4 +1,4 @@
-"""The language server, by its messages and by a client library."""
+"""The language server, tested with its messages and with a client library."""
 
 import asyncio
 import io
@@ -80,7 +80,7 @@ def published(found):
 
 
 def run(*messages):
-    """What a server sends that publishes after each message."""
+    """The messages of a server that publishes diagnostics after each message."""
     found = []
     server = LanguageServer(correct, found.append, "1")
     for message in messages:
@@ -89,7 +89,7 @@ def run(*messages):
     return found
 
 
-def test_diagnostics_follow_the_changes_of_a_document():
+def test_diagnostics_follow_changes_of_document():
     whole, insertion = {"text": "ab\nteh"}, {"range": span(1, 0, 1, 0), "text": "\N{GRINNING FACE} "}
     closed = {"method": "textDocument/didClose", "params": {"textDocument": {"uri": URI}}}
     found = published(run(START, opened("teh"), changed(whole), changed(insertion, insertion), closed))
@@ -121,17 +121,17 @@ def test_ignored_lines_have_no_diagnostics():
         ([START, {"id": 1, "method": "textDocument/codeAction", "params": {}}], -32603),
     ],
 )
-def test_invalid_requests_have_errors(messages, code):
+def test_invalid_requests_return_errors(messages, code):
     assert run(*messages)[-1]["error"]["code"] == code
 
 
-def test_an_invalid_notification_is_logged_and_the_server_goes_on():
+def test_invalid_notification_is_logged_and_server_continues():
     found = run(START, changed({"text": "teh"}), opened("teh"))
     assert found[1]["method"] == "window/logMessage"
     assert len(published(found)) == 1
 
 
-def test_a_server_that_was_not_shut_down_exits_with_1():
+def test_exit_without_shutdown_returns_1():
     assert answers(START, {"method": "exit"})[0] == 1
     assert answers(START)[0] == 1
 
@@ -147,7 +147,7 @@ def test_a_server_that_was_not_shut_down_exits_with_1():
         (b"Content-Type: x\r\n\r\n{}", "has no valid Content-Length"),
     ],
 )
-def test_a_damaged_message_ends_the_server_with_an_error(content, message):
+def test_damaged_message_stops_server_with_error(content, message):
     with pytest.raises(ValueError, match=f"a message of the language client {message}"):
         serve(correct, io.BytesIO(content), io.BytesIO(), "1")
 
@@ -165,7 +165,7 @@ def test_positions_are_in_utf16(text, data):
 
 
 @pytest.mark.slow
-def test_a_client_library_gets_diagnostics_and_fixes():
+def test_client_library_receives_diagnostics_and_fixes():
     """Runs the command with the client of pygls."""
     types = pytest.importorskip("lsprotocol.types", reason="pygls is not installed")
     client_module = pytest.importorskip("pygls.lsp.client", reason="pygls is not installed")

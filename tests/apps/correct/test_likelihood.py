@@ -1,4 +1,4 @@
-"""How likely versions of a text are: by a model that shuffles, and by one that fills masks."""
+"""Likelihoods of versions of a text, with a shuffling model and with a masked model."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ VERSIONS = [(4, 7, "cat"), (4, 7, "cot"), (4, 7, "cats"), (4, 7, "a dog"), (0, 3
 
 @pytest.fixture(params=[{"time_input": "none"}, {"time_input": "sigma", "largest_score": 8.0}])
 def filler(tmp_path, request):
-    """A model that fills masks."""
+    """A masked model."""
     folder = save_random(tmp_path / "absorb", "absorb", "cedd", depth=2, **request.param)
     model = load(folder, device="cpu")
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def judge_of(model) -> LeftToRight:
     return judge
 
 
-def test_the_process_decides_about_the_scorer(filler, tmp_path):
+def test_process_determines_scorer(filler, tmp_path):
     assert isinstance(likelihoods(filler, None), LeftToRight)
     assert isinstance(likelihoods(load(save_random(tmp_path / "u", "uniform"), device="cpu"), 0.1), LeaveOneOut)
     with pytest.raises(ValueError, match="autoregressive"):
@@ -43,7 +43,7 @@ def test_the_process_decides_about_the_scorer(filler, tmp_path):
 
 
 @torch.no_grad()
-def by_the_chain_rule(model, judge, version) -> float:
+def chain_rule_log_prob(model, judge, version) -> float:
     """log p of an alternative's tokens in torch, with one call for each token and the whole window."""
     ((blank, middle),) = judge.located(TEXT, [version])
     read = model.tokenizer.decode(np.array(blank.before + middle + blank.after))
@@ -57,20 +57,20 @@ def by_the_chain_rule(model, judge, version) -> float:
 
 
 def test_masks_are_filled_from_left_to_right(filler, monkeypatch):
-    """As the chain rule says, where all around is read again with what stands in the place; a version's score does not
-    depend on the others."""
+    """Equal to the chain rule, for which the whole window is read again after every token; the score of a version does
+    not depend on the others."""
     monkeypatch.setattr(left_to_right, "NEAR", 100)
     judge = judge_of(filler)
     found = judge(TEXT, VERSIONS)
     for version, (score, tokens) in zip(VERSIONS, found, strict=True):
         ((_, middle),) = judge.located(TEXT, [version])
         assert tokens == len(middle)
-        assert score == pytest.approx(by_the_chain_rule(filler, judge, version), abs=1e-4)
+        assert score == pytest.approx(chain_rule_log_prob(filler, judge, version), abs=1e-4)
         assert judge(TEXT, [version])[0, 0] == pytest.approx(score, abs=1e-4)
 
 
-def test_the_size_of_batches_is_limited(filler, monkeypatch):
-    """Except for alternatives in one place; the scores are the same."""
+def test_batch_size_is_limited(filler, monkeypatch):
+    """Except for alternatives at one place; the scores do not change."""
     judge, read = judge_of(filler), list[tuple[int, int]]()
 
     def log_probs(blanks, questions, true=judge.log_probs):
@@ -86,11 +86,11 @@ def test_the_size_of_batches_is_limited(filler, monkeypatch):
     assert read[1:] == [(1, questions - 7), (2, 7)]
 
 
-def test_one_token_is_exact_and_several_are_closer_with_more_neighbours(filler, monkeypatch):
+def test_one_token_is_exact_and_several_improve_with_neighbours(filler, monkeypatch):
     judge, single = judge_of(filler), [(3, 4, "T"), (7, 8, ".")]
-    exact = [by_the_chain_rule(filler, judge, version) for version in single]
+    exact = [chain_rule_log_prob(filler, judge, version) for version in single]
     np.testing.assert_allclose(judge(TEXT, single), [[score, 1] for score in exact], atol=1e-4)
-    exact, off = [by_the_chain_rule(filler, judge, version) for version in VERSIONS], list[float]()
+    exact, off = [chain_rule_log_prob(filler, judge, version) for version in VERSIONS], list[float]()
     for near in (0, 2, 8, 100):
         monkeypatch.setattr(left_to_right, "NEAR", near)
         off.append(np.abs(judge(TEXT, VERSIONS)[:, 0] - exact).mean())
@@ -98,7 +98,7 @@ def test_one_token_is_exact_and_several_are_closer_with_more_neighbours(filler, 
     assert off[3] < 1e-4
 
 
-def test_scores_of_the_packaged_model_are_close_to_the_chain_rule(monkeypatch):
+def test_scores_of_packaged_model_are_close_to_chain_rule(monkeypatch):
     """The network's weight is a third, so a few tenths of a nat are small compared with the differences."""
     judge = load_left_to_right(packaged("english"))
     text = "He was quite certain that the goverment would not agree to such an extrordinary plan."
@@ -113,7 +113,7 @@ def test_scores_of_the_packaged_model_are_close_to_the_chain_rule(monkeypatch):
     assert about[:, 0].argmax() == exact[:, 0].argmax() == 1
 
 
-def test_alternatives_with_a_common_beginning_share_calls(filler, monkeypatch):
+def test_alternatives_with_common_prefix_share_calls(filler, monkeypatch):
     judge, read = judge_of(filler), list[int]()
     network = judge.network.read
     monkeypatch.setattr(
@@ -121,10 +121,10 @@ def test_alternatives_with_a_common_beginning_share_calls(filler, monkeypatch):
     )
     judge(TEXT, [(4, 7, "cat"), (4, 7, "car")])  # " ca_" is read once, and so is all before it
     ((_, middle),) = judge.located(TEXT, [(4, 7, "cat")])
-    assert sum(read) == 1 + len(middle)  # the text around, with one mask, is one more
+    assert sum(read) == 1 + len(middle)  # the surrounding text with one mask is one more
 
 
-def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
+def test_line_break_is_read_as_space_but_paragraph_break_is_not(filler):
     judge = judge_of(filler)
     plain = judge("the cat sat on the mat", [(8, 11, "sit")])
     for end in ("\n", "\r\n"):
@@ -134,7 +134,7 @@ def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
     assert not np.array_equal(judge("the cat\n\nsat on the mat", [(9, 12, "sit")]), plain)
 
 
-def test_the_packaged_model_gives_the_same_scores_without_torch():
+def test_packaged_model_gives_same_scores_without_torch():
     folder = packaged("english")
     assert reads_without_torch(read_json(folder / "config.json"))
     assert not reads_without_torch(read_json(packaged("english-char") / "config.json"))

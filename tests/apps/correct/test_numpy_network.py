@@ -60,8 +60,8 @@ def sequences(count, length, seed=0):
         {"time_conditioning": False, "mlp_bias": True, "depth": 1},
     ],
 )
-def test_outputs_equal_those_of_torch(changes):
-    """For sequences of several lengths that are read together."""
+def test_outputs_match_torch(changes):
+    """For a batch of sequences of different lengths."""
     sigma = 0.3
     model, arrays = networks(sigma if changes.get("time_input") == "sigma" else 0.0, **changes)
     given = [(sequences(1, length, length)[0], wanted) for length, wanted in ((9, 0), (9, 4), (9, 8), (20, 7), (1, 0))]
@@ -72,8 +72,8 @@ def test_outputs_equal_those_of_torch(changes):
 
 
 @pytest.mark.parametrize("largest_score", [None, 12.0])
-def test_reading_a_part_inside_the_rest_gives_the_same_outputs(largest_score):
-    """If the part is unchanged; also next to other versions of it, which are groups of their own."""
+def test_reading_part_inside_text_gives_same_outputs(largest_score):
+    """If the part is unchanged; also next to other versions of it, which form separate groups."""
     _, arrays = networks(largest_score=largest_score)
     text = passage(*((ids, 6) for ids in sequences(4, 15)))
     part = inside(text, 5, 8)
@@ -85,14 +85,14 @@ def test_reading_a_part_inside_the_rest_gives_the_same_outputs(largest_score):
     np.testing.assert_allclose(arrays.read(text, both)[4:], whole, atol=1e-4)
 
 
-def test_outputs_depend_on_relative_positions_only():
+def test_outputs_depend_only_on_relative_positions():
     _, arrays = networks()
     given = [(row, 3) for row in sequences(2, 8)]
     there = arrays.read(passage(*given, moved=np.array([[5], [20]])))
     np.testing.assert_allclose(there, arrays.read(passage(*given)), atol=1e-4)
 
 
-def test_a_shift_moves_the_text_after_a_part():
+def test_shift_moves_text_after_part():
     """With one block, whose keys and values do not depend on positions, this equals reading the text further apart."""
     _, arrays = networks(depth=1)
     text = passage(*((row, 3) for row in sequences(2, 8)))
@@ -104,7 +104,7 @@ def test_a_shift_moves_the_text_after_a_part():
     assert not np.allclose(not_shifted, exact, atol=1e-3)
 
 
-def test_the_text_does_not_attend_to_what_is_inside_it():
+def test_text_does_not_attend_to_part_inside_it():
     _, arrays = networks()
     ids = sequences(1, 8)
     text, other = passage((ids[0], 3)), ids.copy()
@@ -114,9 +114,9 @@ def test_the_text_does_not_attend_to_what_is_inside_it():
     np.testing.assert_allclose(both[:1], alone, atol=1e-5)
     exact = arrays.read(passage((other[0], 3)))
     assert not np.allclose(both[1:], exact, atol=1e-4)
-    assert np.abs(both[1:] - exact).max() < np.abs(alone - exact).max()  # and yet it is nearer than what stood there
+    assert np.abs(both[1:] - exact).max() < np.abs(alone - exact).max()  # yet closer than the original
 
 
-def test_a_causal_network_is_refused():
+def test_causal_network_is_rejected():
     with pytest.raises(ValueError, match="does not read the text after a word"):
         networks(causal=True, time_conditioning=False)

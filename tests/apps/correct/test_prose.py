@@ -1,4 +1,4 @@
-"""What of a file is prose, by its syntax."""
+"""Which parts of a file are prose, by its syntax."""
 
 import re
 
@@ -66,7 +66,7 @@ def test_everything_except_prose_is_masked(syntax, text, prose):
     assert " ".join(left(text, syntax)) == prose
 
 
-def test_the_suffix_determines_the_syntax():
+def test_file_name_determines_syntax():
     names = {
         "a.py": "python",
         "b.RS": "rust",
@@ -79,12 +79,12 @@ def test_the_suffix_determines_the_syntax():
     assert {name: syntax_of(name) for name in names} == names
 
 
-def test_a_marked_line_is_ignored_and_a_marked_comment_ignores_the_next_line():
+def test_ignore_markers_mask_own_line_or_next_line():
     text = "a b # cedd: ignore\nc\n<!-- cedd: ignore -->\nd\ne\n"
     assert mask_ignored(text, text).split() == ["c", "e"]
 
 
-def test_words_of_the_code_are_names():
+def test_words_in_code_are_identifiers():
     """Also single letters, except for a and i."""
     text = "The usefull function `fnction` is x.\n\n    recieve(h, lr, a, buf_size)\n"
     assert identifiers(text, mask(text, "markdown")) == {"fnction", "recieve", "h", "lr"}
@@ -102,13 +102,13 @@ def test_words_of_the_code_are_names():
         ),
     ],
 )
-def test_titles_stay_as_long_as_their_underlines_and_columns_of_tables_stay(text, corrected):
+def test_corrections_keep_title_underlines_and_table_columns_valid(text, corrected):
     fixes = {"teh": "the", "occured": "occurred", "Occured": "Occurred"}
     changes = [Change(m.start(), m[0], fixes[m[0]], 1.0, 1.0) for m in re.finditer("teh|[oO]ccured", text)]
     assert restored(text, Corrected("", text, changes), "rst") == corrected
 
 
-def test_a_correction_of_the_mask_is_one_of_the_text():
+def test_correction_of_masked_text_is_restored_to_original_text():
     text, change = "`x` teh", Change(4, "teh", "the", 1.0, 1.0)
     corrected = restored(text, Corrected("    the", "    teh", [change]))
     assert corrected == "`x` the"

@@ -1,4 +1,4 @@
-"""Which files of a folder are corrected, and the settings of a project."""
+"""Selection of the files of a folder to correct, and the settings of a project."""
 
 import shutil
 import subprocess
@@ -30,13 +30,13 @@ def test_text_and_source_files_are_found_in_order(project):
     assert names(project) == ["README", "a.md", "build/d.md", "src/b.py", "src/gen/c.py", "x/keep/e.txt"]
 
 
-def test_ignored_files_are_left_out(project):
+def test_git_ignored_files_are_left_out(project):
     (project / ".git").mkdir()
     (project / ".gitignore").write_text("# built\nbuild/\n*.txt\n!e.txt\n")
     (project / "src" / ".gitignore").write_text("/gen\n")
     assert names(project) == ["README", "a.md", "src/b.py", "x/keep/e.txt"]
     assert names(project / "src") == ["b.py"]
-    assert names(project / "x") == ["keep/e.txt"]  # by the .gitignore above it
+    assert names(project / "x") == ["keep/e.txt"]  # according to the .gitignore of the parent folder
 
 
 def test_settings_exclude_and_include(project):
@@ -57,8 +57,8 @@ PATTERN = st.lists(st.sampled_from(["a", "b", "*", "**", "/", "?", "[ab]", "[!a]
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @settings(max_examples=1, deadline=None)
 @given(st.lists(PATTERN.map("".join), min_size=40, max_size=40))
-def test_patterns_match_as_in_git(tmp_path_factory, lines):
-    """Each pattern alone, on every path."""
+def test_ignore_patterns_match_like_git(tmp_path_factory, lines):
+    """Every pattern is compared alone, on every path."""
     folder = tmp_path_factory.mktemp("git")
     subprocess.run(["git", "init", "-q", folder], check=True)
     paths = [
@@ -79,7 +79,7 @@ def test_patterns_match_as_in_git(tmp_path_factory, lines):
             assert found == expected, line
 
 
-def test_the_nearest_table_gives_the_settings(tmp_path):
+def test_settings_come_from_nearest_config_table(tmp_path):
     (tmp_path / "pyproject.toml").write_text(
         '[tool.cedd.correct]\nignore-words = ["teh"]\nexclude = ["x"]\nengine = "words"\nthreshold = 1\n'
     )
@@ -99,7 +99,7 @@ def test_the_nearest_table_gives_the_settings(tmp_path):
         ("=", "is not valid TOML"),
     ],
 )
-def test_invalid_settings_are_refused(tmp_path, line, message):
+def test_invalid_settings_are_rejected(tmp_path, line, message):
     (tmp_path / "pyproject.toml").write_text(f"[tool.cedd.correct]\n{line}\n")
     with pytest.raises(ValueError, match=message):
         read_settings(tmp_path)

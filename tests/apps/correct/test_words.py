@@ -121,7 +121,7 @@ def corrected(lexicon, text, **options):
         ("he recieved, the\r\nleter\u00a0\u2014 hoem.", "he received, the\r\nletter\u00a0\u2014 home."),
     ],
 )
-def test_every_kind_of_edit_is_made(lexicon, written, meant):
+def test_every_kind_of_edit_is_corrected(lexicon, written, meant):
     assert corrected(lexicon, written) == meant
     assert corrected(lexicon, meant) == meant
 
@@ -139,7 +139,7 @@ def test_every_kind_of_edit_is_made(lexicon, written, meant):
         "",
         "he received the letter\n```\nhe received the leter\n```\n",
         "he went home\n\n~~~~ text\nhe received the leter\n~~~\nthe leter\n~~~~\n",
-        "he went home\n```\nhe received the leter\r\n",  # and does not end
+        "he went home\n```\nhe received the leter\r\n",  # unclosed
         "he received `the leter and the` letter, ``the leter of the`` house",
         "he received <a class='the leter and'>the letter</a>",
         "he received {{ the leter }} and {% the leter of %}",
@@ -147,7 +147,7 @@ def test_every_kind_of_edit_is_made(lexicon, written, meant):
         "he received --leter and the letter",
     ],
 )
-def test_text_that_is_not_a_word_stays(lexicon, text):
+def test_code_names_and_unusual_words_are_unchanged(lexicon, text):
     assert corrected(lexicon, text) == text
 
 
@@ -156,7 +156,7 @@ def test_text_that_is_not_a_word_stays(lexicon, text):
     [
         "`he received the leter,' he went, `and the letter'",  # quotations
         "he went home\n```\ncode\n```\nhe received the leter\n```\ncode\n```\n",
-        "```\nhe received the leter\n``` text\ncode\n```\n",  # from within a block on
+        "```\nhe received the leter\n``` text\ncode\n```\n",  # starts within a block
         "he < the house and the leter > home",
         "the house--leter",
         "he went to the house. A $ of the leter",
@@ -183,13 +183,13 @@ def test_ignored_words_are_not_changed(lexicon, text, ignored):
         by_words(ignored)  # whose letters would be ignored
 
 
-def test_another_language_stays(lexicon):
+def test_other_language_is_unchanged(lexicon):
     """Even if it contains some words of the lexicon."""
     foreign = "lecter was hlecht und cattus in domo leter on mattus en huis a sattu hoem " * 3
     assert corrected(lexicon, foreign) == foreign
 
 
-def test_a_text_with_many_errors_is_not_another_language(lexicon, monkeypatch):
+def test_text_with_many_errors_is_not_taken_for_other_language(lexicon, monkeypatch):
     """Also if some of the errors are in the lexicon, as names are, in contexts that the corpus does not have."""
     monkeypatch.setattr("cedd.apps.correct.reader.CONFUSED", len(WORDS))
     rare = ["hoem", "catt", "leter"]
@@ -210,7 +210,7 @@ def test_a_text_with_many_errors_is_not_another_language(lexicon, monkeypatch):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([*WORDS, "leter", "zqxjkv", "und", "naïvement"]), min_size=1, max_size=40))
-def test_evidence_for_english_is_the_mean_around_every_token(lexicon, words):
+def test_english_evidence_is_mean_around_every_token(lexicon, words):
     tokens = tokens_of(" ".join(words).replace("#", "9"))
     reach, (low, high) = reader_module.LANGUAGE_REACH, reader_module.EVIDENCE
     found = Reader(lexicon).english(tokens, lexicon.numbers([token.key for token in tokens]))
@@ -225,7 +225,7 @@ def test_evidence_for_english_is_the_mean_around_every_token(lexicon, words):
             assert value == pytest.approx((reader_module.PRIOR_EVIDENCE + sum(of)) / max(1, len(near)))
 
 
-def test_a_misspelling_is_evidence_for_english_and_a_foreign_word_against_it(lexicon):
+def test_misspelling_is_evidence_for_english_and_foreign_word_against(lexicon):
     reader = Reader(lexicon)
 
     def evidence(word, number=reader_module.UNKNOWN):
@@ -245,7 +245,7 @@ def test_names_and_code_do_not_count_as_evidence(lexicon, monkeypatch, text, cou
     assert len(seen) == counted
 
 
-def test_the_network_decides_undecided_words(lexicon):
+def test_network_decides_undecided_words(lexicon):
     """It scores the most probable options in the text, and its scores change the decision."""
     asked = []
 
@@ -266,7 +266,7 @@ def test_the_network_decides_undecided_words(lexicon):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([*WORDS[3:], "leter", "hoem", "Teh", "to gether", "9", "\r\n", ". "]), max_size=12))
-def test_changes_do_not_overlap_and_a_second_correction_undoes_none(lexicon, words):
+def test_changes_do_not_overlap_and_repeated_correction_is_stable(lexicon, words):
     text = " ".join(words)
     made = [one for one in decide(Reader(lexicon), text, 0.5) if one.accepted]
     assert all(first.stop <= second.start for first, second in itertools.pairwise(made))
@@ -301,7 +301,7 @@ def coded(words):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(letters, min_size=1, max_size=6), letters)
-def test_with_equal_edit_costs_the_rough_probability_is_the_edit_distance(words, written):
+def test_rough_probability_with_equal_costs_is_edit_distance(words, written):
     same = RoughCosts(1 - np.eye(28, dtype=np.float32), doubled=1.0, undoubled=1.0, swapped=1.0)
     found = rough_log_channel(*coded(words), coded([written])[0][0], same)
     assert (-found).tolist() == [slow_distance(word, written) for word in words]
@@ -309,7 +309,7 @@ def test_with_equal_edit_costs_the_rough_probability_is_the_edit_distance(words,
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(letters, min_size=1, max_size=9, unique=True))
-def test_words_that_are_equal_without_one_letter_are_confused(words):
+def test_words_equal_without_one_letter_are_confused(words):
     without = [{word, *(word[:i] + word[i + 1 :] for i in range(len(word) if len(word) > 1 else 0))} for word in words]
     wanted = {(i, j) for i, j in itertools.permutations(range(len(words)), 2) if without[i] & without[j]}
     assert {divmod(pair, len(words)) for pair in same_without_a_letter(*coded(words)).tolist()} == wanted
@@ -323,8 +323,8 @@ def spelt(words):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(st.sampled_from("abé'"), min_size=1, max_size=26), min_size=1, max_size=9, unique=True))
-def test_letters_of_words_are_coded_in_rows(words):
-    """Words with other characters, or with more than LONGEST, have none."""
+def test_letters_of_words_are_encoded_in_rows(words):
+    """Words with other characters, or longer than LONGEST, have only zeros."""
     found = Neighbours(spelt(words)).letters
     codes = {"a": 1, "b": 2, "'": 27}
     for row, word in zip(found.tolist(), words, strict=True):
@@ -333,7 +333,7 @@ def test_letters_of_words_are_coded_in_rows(words):
 
 
 @given(st.lists(letters, min_size=1, max_size=9, unique=True))
-def test_surprise_is_that_of_three_letters_in_a_row(words):
+def test_letter_surprise_is_that_of_trigrams(words):
     counts = np.full((28, 28, 28), 0.5)
     for word in words:
         code = [0, 0, *(ord(c) - 96 if c != "'" else 27 for c in word), 0]
@@ -343,8 +343,8 @@ def test_surprise_is_that_of_three_letters_in_a_row(words):
     np.testing.assert_allclose(Neighbours(spelt(words)).letter_surprise, expected)
 
 
-def test_a_decision_is_undecided_between_the_limits():
-    """Not if the word is almost certainly right or one option almost certainly meant; but if two options are likely."""
+def test_decision_between_limits_is_undecided():
+    """Decided if it is almost certainly right or one option almost certainly meant; undecided if two are likely."""
     right, almost, meant, unclear = [0.98, 0.02], [0.96, 0.04], [0.04, 0.96], [0.04, 0.48, 0.48]
     assert [decisions.is_undecided(np.array(p)) for p in (right, almost, meant, unclear)] == [False, True, False, True]
 
@@ -355,7 +355,7 @@ SPELT += ["go", "goes", "john", "john's", "right", "write", "which", "witch", "n
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(SPELT), min_size=1, unique=True))
-def test_homophones_and_words_with_another_ending_are_confused(words):
+def test_homophones_and_inflections_are_confused(words):
     """Compared with a search over all pairs."""
     pairs = list(itertools.combinations(range(len(words)), 2))
     heard = {(i, j) for i, j in pairs if sound(words[i]) == sound(words[j])}
@@ -369,7 +369,7 @@ def test_homophones_and_words_with_another_ending_are_confused(words):
     assert {frozenset(pair) for pair in inflections(words)} == ended
 
 
-def test_sounds_of_many_words_equal_those_of_single_words(lexicon):
+def test_sounds_of_many_words_match_single_words(lexicon):
     words = [*lexicon.words, "knight", "lamb", "lambs", "o'clock", "aardvark", "a", "why", "accommodation", "ghost"]
     assert sounds(words) == [sound(word) for word in words]
     assert sounds([]) == []
@@ -382,7 +382,7 @@ def test_homophones_are_confused_in_both_directions(lexicon):
         assert another in other[first[one] : first[one + 1]]
 
 
-def test_a_compound_of_content_words_is_less_likely_to_be_split(lexicon, monkeypatch):
+def test_compound_of_content_words_is_less_likely_to_be_split(lexicon, monkeypatch):
     """A short one is not split, unless its words often occur in a row."""
     monkeypatch.setattr("cedd.apps.correct.reader.SMALL_WORDS", 8)
     reader, column = Reader(lexicon), FEATURES.index("split derived")
@@ -397,7 +397,7 @@ def test_a_compound_of_content_words_is_less_likely_to_be_split(lexicon, monkeyp
         assert split == [(value, 0.0) for value in compound]
 
 
-def test_known_words_have_a_feature_by_their_kind(lexicon):
+def test_known_words_have_feature_of_their_kind(lexicon):
     for kind in KINDS:
         listed = replace(lexicon, known={"leter": kind})
         for written in ("leter", "leter's"):
@@ -410,7 +410,7 @@ def test_known_words_have_a_feature_by_their_kind(lexicon):
     ("text", "joined"),
     [("the mat to gether.", True), ("the opt-to gether.", False), ("the mat to gether-mat.", False)],
 )
-def test_parts_of_a_word_with_a_hyphen_are_not_joined(lexicon, text, joined):
+def test_parts_of_hyphenated_word_are_not_joined(lexicon, text, joined):
     tokens = tokens_of(text)
     place = next(at for at, token in enumerate(tokens) if token.key == "to")
     assert (Reader(lexicon).joined_word(text, tokens[place], tokens[place + 1]) == "together") == joined
@@ -423,14 +423,14 @@ def test_can_not_is_not_joined(lexicon):
 
 
 @pytest.mark.parametrize(("text", "joined"), [("opted in to", None), ("moving on to", None), ("walked in to", "into")])
-def test_a_particle_of_a_verb_is_not_joined_with_to(lexicon, text, joined):
+def test_verb_particle_is_not_joined_with_to(lexicon, text, joined):
     V = len(WORDS)
     words = replace(lexicon, words=[*WORDS[:-2], "into", "onto"], named=np.zeros(V, bool))
     before, first, second = tokens_of(text)
     assert Reader(words).joined_word(text, first, second, before.key) == joined
 
 
-def test_the_network_does_not_score_words_with_little_context(lexicon, monkeypatch):
+def test_network_does_not_score_words_with_little_context(lexicon, monkeypatch):
     monkeypatch.setattr(decisions, "is_undecided", lambda p: True)
     read = list[str]()
 
@@ -445,19 +445,19 @@ def test_the_network_does_not_score_words_with_little_context(lexicon, monkeypat
 
 @settings(max_examples=50, deadline=None)
 @given(letters, letters)
-def test_an_alignment_spells_both_words_with_the_fewest_edits(written, meant):
+def test_alignment_spells_both_words_with_fewest_edits(written, meant):
     steps = alignment(written, meant)
     assert "".join(a for a, _ in steps) == meant
     assert "".join(b for _, b in steps) == written
     assert sum(a != b for a, b in steps) == slow_distance(meant, written)
 
 
-def test_bits_are_counted():
+def test_ones_counts_set_bits():
     numbers = np.array([0, 1, 3, 2**63 + 7, 2**64 - 1], np.uint64)
     assert ones(numbers).tolist() == [0, 1, 2, 4, 64]
 
 
-def test_edits_are_learnt_in_a_fixed_order():
+def test_edits_are_learned_in_fixed_order():
     """Independent of the hash seed, so that a lexicon is reproducible."""
     pairs = f"[(*p, 1.0) for p in {PAIRS}]"
     code = f"from cedd.apps.correct.channel import learn_edits; print(list(learn_edits({pairs}, 1.0)))"
@@ -479,7 +479,7 @@ def test_seen_edits_are_more_probable_than_unseen_ones(lexicon):
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(PAIRS), st.floats(-30, 0))
-def test_a_lower_limit_of_the_log_probability_stops_early(lexicon, pair, least):
+def test_log_probability_stops_early_below_lower_limit(lexicon, pair, least):
     exact, found = (lexicon.channel.log_probability(*pair, bound) for bound in (-math.inf, least))
     assert found == exact if exact > least else found >= exact
 
@@ -490,7 +490,7 @@ def meant(neighbours, written):
     return neighbours.meant(written, near, np.zeros(len(near[0])))
 
 
-def test_the_similar_words_that_fit_the_context_are_scored(lexicon, monkeypatch):
+def test_context_decides_which_similar_words_are_scored(lexicon, monkeypatch):
     """In "the cat sat on the m?t", the context decides which of mat, cat and sat is scored."""
     monkeypatch.setattr(candidates, "SCORED", 1)
     tokens = tokens_of("the cat sat on the aat. the aat sat on the mat.")
@@ -500,12 +500,12 @@ def test_the_similar_words_that_fit_the_context_are_scored(lexicon, monkeypatch)
 
 
 @pytest.mark.parametrize("text", ["he was in the ho me.", "he went h ome."])
-def test_two_words_that_are_far_more_often_one_are_suspicious(lexicon, text):
+def test_two_words_that_are_far_more_often_joined_are_suspicious(lexicon, text):
     """Also if one of them is a letter."""
     assert corrected(replace(lexicon, weights={"alone": {"join": 9.0}, "network": {}}), text).endswith(" home.")
 
 
-def test_words_next_to_an_error_are_judged_in_the_corrected_text(lexicon):
+def test_words_next_to_error_are_scored_in_corrected_text(lexicon):
     """The last word has the same features in the text with the error and in the corrected text."""
     reader, last = Reader(lexicon), {}
     for text in ("he recieved teh leter.", "he received the leter."):
@@ -518,7 +518,7 @@ def test_words_next_to_an_error_are_judged_in_the_corrected_text(lexicon):
     assert np.array_equal(same, alone)
 
 
-def test_misspellings_of_the_training_lists_are_remembered(lexicon, tmp_path):
+def test_misspellings_of_training_lists_are_remembered(lexicon, tmp_path):
     """Also if they are far from the intended word, or are words themselves."""
     knowing = replace(lexicon, memory={"ltr": ("letter",), "mat": ("home", "unheard")})
     assert ("letter",) not in {c.words for c in meant(Neighbours(lexicon), "ltr")}
@@ -531,7 +531,7 @@ def test_misspellings_of_the_training_lists_are_remembered(lexicon, tmp_path):
     assert corrected(knowing, "he received the ltr.") == "he received the letter."
 
 
-def test_a_repeated_misspelling_of_the_training_lists_stays_suspicious(lexicon, monkeypatch):
+def test_repeated_misspelling_of_training_lists_stays_suspicious(lexicon, monkeypatch):
     """Other words that a long text repeats are intended."""
     monkeypatch.setattr("cedd.apps.correct.reader.REPEAT_LOG_ODDS", math.inf)
     weights = {"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}}
@@ -541,7 +541,7 @@ def test_a_repeated_misspelling_of_the_training_lists_stays_suspicious(lexicon, 
     assert corrected(knowing, text) == text.replace("leter", "letter")
 
 
-def test_a_repeated_word_is_a_misspelling_if_the_same_other_word_fits_at_all_places(lexicon):
+def test_repeated_word_is_misspelling_if_one_other_word_fits_everywhere(lexicon):
     """If different words fit at different places, it is a word."""
     always, now_and_then = (
         "he received the leter. he went home. " * 20,
@@ -553,7 +553,7 @@ def test_a_repeated_word_is_a_misspelling_if_the_same_other_word_fits_at_all_pla
     assert corrected(lexicon, now_and_then) == now_and_then.replace("the zat sat on the zat", "the cat sat on the mat")
 
 
-def test_a_common_word_is_suspicious_where_another_fits_far_better(lexicon, monkeypatch):
+def test_common_word_is_suspicious_where_another_fits_far_better(lexicon, monkeypatch):
     """The limits are lowered, since the lexicon is small."""
     monkeypatch.setattr("cedd.apps.correct.reader.MAX_SURPRISE", {"rare": 2.0, "common": 2.0})
     monkeypatch.setattr("cedd.apps.correct.reader.MIN_GAIN", 2.0)
@@ -570,14 +570,14 @@ def suspect_of(rare):
     return Suspect(0, tuple(Option(0, 1, (word,), word) for word in ("this", "that")), features)
 
 
-def test_a_change_needs_an_option_that_stands_out():
+def test_change_requires_option_that_stands_out():
     suspect = suspect_of(rare=True)
     assert is_accepted(suspect, np.array([0.1, 0.8, 0.1]), 0.5)
     assert not is_accepted(suspect, np.array([0.1, 0.3, 0.3, 0.3]), 0.5)
     assert not is_accepted(suspect, np.array([0.9, 0.1]), 0.5)
 
 
-def test_p_keep_of_a_common_word_is_doubled():
+def test_p_keep_of_common_word_is_doubled():
     """p_keep / (p_keep + p_best) = 0.45 is below a threshold of 0.5; with p_keep doubled it is 0.62."""
     p = np.array([0.45, 0.55])
     assert is_accepted(suspect_of(rare=True), p, 0.5)
@@ -589,11 +589,11 @@ def test_p_keep_of_a_common_word_is_doubled():
     ("written", "sure", "read"),
     [
         ("he recieved, the leter to gether", True, "he received, the {} to gether"),
-        ("he recieved, the leter to gether", False, "he recieved, the {} to gether"),  # it is open itself, not due
+        ("he recieved, the leter to gether", False, "he recieved, the {} to gether"),  # undecided itself
         ("HE RECIEVED, THE LETER TO GETHER", True, "he received, the {} to gether"),
     ],
 )
-def test_the_network_reads_the_text_with_accepted_changes(written, sure, read):
+def test_network_reads_text_with_accepted_changes(written, sure, read):
     tokens, seen = tokens_of(written), []
 
     def suspect(place, *options):
@@ -614,7 +614,7 @@ def test_the_network_reads_the_text_with_accepted_changes(written, sure, read):
 
 
 @pytest.mark.parametrize(("words", "asked"), [(8, 8), (200, 8 + 200 * 9 // 128), (4000, 8 + 4000 * 9 // 128)])
-def test_the_number_of_words_that_the_network_scores_is_limited(words, asked):
+def test_number_of_words_scored_by_network_is_limited(words, asked):
     """To the least certain ones."""
     text, seen = "his leter " * words, []
     tokens = tokens_of(text)
@@ -638,11 +638,11 @@ def test_the_number_of_words_that_the_network_scores_is_limited(words, asked):
     [
         ("teh cat, teh dog", [0.3, 0.6, 0.1], ["{} cat, the dog", "the cat, {} dog"]),
         ("teh cat, hte dog", [0.3, 0.6, 0.1], ["{} cat, hte dog", "teh cat, {} dog"]),  # another mistake
-        ("teh cat, teh dog", [0.6, 0.35, 0.05], ["{} cat, teh dog", "teh cat, {} dog"]),  # due, but not the likelier
+        ("teh cat, teh dog", [0.6, 0.35, 0.05], ["{} cat, teh dog", "teh cat, {} dog"]),  # accepted, but less likely
         ("teh cat, teh dog", [0.3, 0.4, 0.3], ["{} cat, teh dog", "teh cat, {} dog"]),  # no option stands out
     ],
 )
-def test_the_network_does_not_read_other_places_of_the_same_error(written, p, read):
+def test_network_does_not_read_other_places_of_same_error(written, p, read):
     """A repeated error would become more probable."""
     tokens, seen = tokens_of(written), []
 
@@ -661,7 +661,7 @@ def test_the_network_does_not_read_other_places_of_the_same_error(written, p, re
     assert [text for text, word in seen if word == "the"] == read
 
 
-def test_regional_spellings_of_known_words_stay(lexicon):
+def test_regional_spellings_of_known_words_are_unchanged(lexicon):
     """An unknown one may be an error."""
     words = [*WORDS[:-3], "theatre", "theater", "home"]
     reader = Reader(replace(lexicon, words=words))
@@ -671,7 +671,7 @@ def test_regional_spellings_of_known_words_stay(lexicon):
         assert ("theater" in options) == free
 
 
-def test_unknown_words_in_ise_stay():
+def test_unknown_words_in_ise_are_regional_spellings():
     assert same_word("amortisation", "amortization", known=False)
     for written, meant in (
         ("citisen", "citizen"),
@@ -693,7 +693,7 @@ def test_possessives_of_common_words_are_not_suspicious(lexicon):
         assert [tokens[place].key for place, near in found.items() if near is None] == doubted
 
 
-def test_a_word_with_a_capital_is_not_joined_to_the_one_before(lexicon):
+def test_capitalized_word_is_not_joined_to_previous_word(lexicon):
     for second, free in (("gether", True), ("Gether", False), ("GETHER", False)):
         text = f"he went to {second}"
         first, last = tokens_of(text)[2:]
@@ -703,7 +703,7 @@ def test_a_word_with_a_capital_is_not_joined_to_the_one_before(lexicon):
     assert Reader(lexicon).joined_word(text, first, last) == "together"
 
 
-def test_words_made_of_known_words(lexicon):
+def test_is_derived_recognizes_words_made_of_known_words(lexicon):
     derived = [
         word
         for word in ("rehouse", "houses", "cathouse", "houseletter", "lettar", "xhouse")
@@ -739,7 +739,7 @@ def test_forms_relate_words(form, alike, other):
     assert not FORMS[form](*other)
 
 
-def test_silent_letters_do_not_change_the_sound():
+def test_elided_words_are_recognized_by_apostrophe():
     assert [t.text for t in tokens_of("the 'umble man was risin' and don't rest") if t.elided] == ["umble", "risin"]
 
 
@@ -748,7 +748,7 @@ def test_caches_are_bounded(lexicon, monkeypatch):
     """After 30 unknown words, 80 more take no additional memory."""
     monkeypatch.setattr(candidates, "CACHED_STRINGS", 4)
     monkeypatch.setattr(channel, "WRITTEN_KEPT", 4)
-    fresh = replace(lexicon, channel=Channel(lexicon.channel.edits))  # which has kept nothing yet
+    fresh = replace(lexicon, channel=Channel(lexicon.channel.edits))  # with empty caches
     reader, drawn, used = Reader(fresh), np.random.default_rng(0), list[int]()
     tracemalloc.start()
     try:
@@ -768,13 +768,13 @@ def test_caches_are_bounded(lexicon, monkeypatch):
         assert kept.cache_info().currsize == kept.cache_info().maxsize
 
 
-def test_near_words_and_splits(lexicon):
+def test_nearest_words_and_splits(lexicon):
     near = Neighbours(lexicon)
     assert meant(near, "leter")[0].words == ("letter",)
     assert {c.words for c in near.splits("alot")} == {("a", "lot")}
 
 
-def test_counts_of_ngrams_are_stored(lexicon):
+def test_lexicon_stores_ngram_counts(lexicon):
     numbers = lexicon.numbers(["the", "cat", "sat", "mat"])
     known, unknown = lexicon.gram_counts(np.stack([numbers[:2], numbers[2:]]))
     assert 10_000 < known / 3 < 21_000 or 10_000 < known < 45_000
@@ -785,8 +785,8 @@ def test_counts_of_ngrams_are_stored(lexicon):
 
 
 @pytest.mark.parametrize(("pair", "triple"), [(60_000, 20_000), (60_000, 60_000), (20_000, 60_000)])
-def test_a_count_that_exceeds_those_of_its_parts_is_a_hash_collision(lexicon, pair, triple):
-    """A slot with the same fingerprint gives one: no pair is more frequent than its words, no triple than its pairs."""
+def test_count_exceeding_those_of_its_parts_is_hash_collision(lexicon, pair, triple):
+    """It belongs to another n-gram with the same fingerprint: no n-gram is more frequent than its parts."""
     words = lexicon.numbers(["cat", "sat", "mat"])
     pairs, counts = np.stack([words[:2], words[1:]]), np.array([pair, 40, triple])
     table = gram_table(np.concatenate([hashes(pairs), hashes(words[None])]), counts, 200)
@@ -798,7 +798,7 @@ def test_a_count_that_exceeds_those_of_its_parts_is_a_hash_collision(lexicon, pa
     assert common.log_probabilities(words[None]) == nothing.log_probabilities(words[None])
 
 
-def test_a_lexicon_survives_saving_and_loading(lexicon, tmp_path):
+def test_lexicon_round_trips_through_file(lexicon, tmp_path):
     save_lexicon(tmp_path / "w.safetensors", lexicon)
     again = load_lexicon(tmp_path / "w.safetensors")
     assert again.words == lexicon.words
@@ -820,7 +820,7 @@ def test_a_lexicon_survives_saving_and_loading(lexicon, tmp_path):
             load_lexicon(tmp_path / "w.safetensors")
 
 
-def test_known_words_survive_saving_and_loading(tmp_path):
+def test_known_words_round_trip_through_file(tmp_path):
     words = {DICTIONARY: {"shallot", "slaw"}, LARGE: set(), TECHNICAL: {"symlink"}}
     path = tmp_path / "known.txt.gz"
     assert load_known_words(path) == {}
@@ -833,7 +833,7 @@ def test_known_words_survive_saving_and_loading(tmp_path):
             load_known_words(path)
 
 
-def test_replacements_have_the_case_of_the_original():
+def test_replacements_keep_case_of_original():
     assert [like(a, "it's") for a in ("teh", "Teh", "TEH", "I", "te’h")] == ["it's", "It's", "IT'S", "It's", "it’s"]
     assert [like(a, "i'm") for a in ("im", "Im", "i’m")] == ["I'm", "I'm", "I’m"]
     assert acronyms(tokens_of("He saw NASA there")) == [False, False, True, False]

@@ -1,4 +1,4 @@
-"""`cedd report`: of one run, of several, and the pieces of the page."""
+"""`cedd report` of one run and of several, and the parts of the page."""
 
 import errno
 import html
@@ -59,7 +59,7 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_run_that_cannot_correct_has_no_section_about_it(runs: list[Path], capsys: pytest.CaptureFixture[str]):
+def test_report_of_masking_run_has_no_correction_section(runs: list[Path], capsys: pytest.CaptureFixture[str]):
     record = report(capsys, str(runs[1]))
     page = (runs[1] / "report.html").read_text("utf-8")
     assert record["correction"] is None
@@ -72,7 +72,7 @@ def test_a_run_that_cannot_correct_has_no_section_about_it(runs: list[Path], cap
     assert "http" not in page
 
 
-def test_tokens_are_coloured_by_what_they_cost(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_tokens_are_coloured_by_cost(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file, page = tmp_path / "tokens.jsonl", tmp_path / "page.html"
     words = ["--bound", "importance", "--orders", "2", "--max-sequences", "2", "--device", "cpu"]
     text = runs[1].parent / "words.txt"
@@ -91,19 +91,17 @@ def test_tokens_are_coloured_by_what_they_cost(runs: list[Path], tmp_path: Path,
     assert "--tokens needs a single MODEL" in capsys.readouterr().err
 
 
-def test_the_page_has_the_number_of_steps_that_were_trained(tmp_path: Path):
+def test_page_shows_number_of_trained_steps(tmp_path: Path):
     """Only every tenth step is logged, apart from the last."""
     out = train(tmp_path, "run", "--steps 13 --log-every 10 --evaluation.every 0")
     assert read_log(out / "log.jsonl")[-1]["step"] == 13
     assert open_run(out, "cpu").facts()["steps"] == "13"
-    (out / "log.jsonl").write_text("")  # one that was stopped has a checkpoint of its last step
+    (out / "log.jsonl").write_text("")  # an interrupted run has a checkpoint of its last step
     assert open_run(out, "cpu").facts()["steps"] == "13"
 
 
-def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """Documents that an end token separates: it costs bits, and no character of the text stands for it."""
+def test_end_token_is_not_text_and_bound_can_be_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Documents are separated by an end token, which costs bits but counts as no character of the text."""
     generator = np.random.default_rng(0)
     texts = ["\n".join(SENTENCES[i] for i in generator.integers(0, 4, 4)) + "\n" for _ in range(15)]
     (tmp_path / "words.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -113,7 +111,7 @@ def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
     bound, held_out = record["bound"], (run / "held-out.txt").read_text()
     assert END_OF_TEXT not in held_out
     assert bound["characters"] == len(held_out)
-    assert bound["sequences"] < 20  # all there are, one after the other
+    assert bound["sequences"] < 20  # all sequences, in order
     tokens = bound["sequences"] * 16
     assert bound["bits_per_character"] == pytest.approx(bound["nats_per_token"] * tokens / len(held_out) / math.log(2))
     compressed = next(baseline for baseline in record["baselines"] if baseline["name"] == "gzip")
@@ -128,12 +126,12 @@ def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
     filling, tokenizer = record["infilling"], load_tokenizer(run)
     places = zip(filling["template"].split(" "), filling["original"].split(" "), strict=True)
     blanks = {word: int(blank[5:-1]) for blank, word in places if blank.startswith("____")}
-    assert blanks  # whole words, whose space is theirs
+    assert blanks  # whole words, including their space
     for word, width in blanks.items():
         assert width == len(tokenizer.encode(f" {word}")) < len(tokenizer.encode(word))
 
 
-def test_an_autoregressive_run_has_an_exact_figure(runs: list[Path], capsys: pytest.CaptureFixture[str]):
+def test_report_of_autoregressive_run_has_exact_figure(runs: list[Path], capsys: pytest.CaptureFixture[str]):
     record = report(capsys, str(runs[2]))
     page = (runs[2] / "report.html").read_text("utf-8")
     assert record["bound"]["exact"]
@@ -142,7 +140,7 @@ def test_an_autoregressive_run_has_an_exact_figure(runs: list[Path], capsys: pyt
     assert record["process"] == "a causal network"
 
 
-def test_runs_on_the_same_text_are_paired(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_runs_on_same_text_are_paired(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "both.html"
     record = report(capsys, *map(str, runs), "--out", str(path))
     first, second, third, short = record["runs"]
@@ -152,7 +150,7 @@ def test_runs_on_the_same_text_are_paired(runs: list[Path], tmp_path: Path, caps
         gap = other["bound"]["bits_per_character"] - first["bound"]["bits_per_character"]
         assert difference == pytest.approx(gap, abs=1e-9)
         assert low < difference < high
-    assert short["difference"] is None  # its sequences are others
+    assert short["difference"] is None  # its sequences are different
     page = path.read_text("utf-8")
     assert page.count("different sequences") == 1
     assert f"{second['difference'][0]:+.4f}" in page
@@ -161,13 +159,13 @@ def test_runs_on_the_same_text_are_paired(runs: list[Path], tmp_path: Path, caps
     assert "http" not in page
 
 
-def test_a_run_with_itself_differs_by_nothing(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_run_has_zero_difference_from_itself(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     record = report(capsys, str(runs[0]), str(runs[0]), "--out", str(tmp_path / "x.html"))
     assert record["runs"][1]["difference"] == [0.0, 0.0, 0.0]
 
 
-def test_simple_models_are_drawn_beside_their_own_text_only(runs, tmp_path, capsys):
-    """And a run that was never measured while it trained is named, since it has no curve."""
+def test_baselines_are_drawn_only_if_all_runs_have_same_text(runs, tmp_path, capsys):
+    """A run without evaluations during training is named, since it has no curve."""
     quiet = train(runs[0].parent, "quiet", "--evaluation.every 0")
     path = tmp_path / "page.html"
     same = report(capsys, str(runs[0]), str(quiet), "--out", str(path))
@@ -184,8 +182,8 @@ def test_simple_models_are_drawn_beside_their_own_text_only(runs, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_only_a_report_of_that_name_has_figures_beside_it(runs, tmp_path, capsys):
-    """The .json of another name may be anything, a run's own configuration among others."""
+def test_json_is_written_only_next_to_report_html(runs, tmp_path, capsys):
+    """A .json file of another name may be anything, such as the configuration of a run."""
     before = (runs[0] / "train.json").read_bytes()
     record = report(capsys, str(runs[0]), "--out", str(runs[0] / "train.html"))
     assert (runs[0] / "train.json").read_bytes() == before
@@ -200,13 +198,13 @@ def test_only_a_report_of_that_name_has_figures_beside_it(runs, tmp_path, capsys
 
 @pytest.fixture(scope="module")
 def model(runs: list[Path]) -> Path:
-    """A model that is no run."""
+    """A saved model that is not a run."""
     folder = runs[0].parent / "given-away"
     cedd.load(runs[0], device="cpu").save_pretrained(folder)
     return folder
 
 
-def test_a_model_that_is_no_run_is_measured_on_a_text(model: Path, capsys: pytest.CaptureFixture[str]):
+def test_saved_model_is_measured_on_given_text(model: Path, capsys: pytest.CaptureFixture[str]):
     text = model.parent / "words.txt"
     assert main(["report", str(model), "--device", "cpu"]) == 2
     assert capsys.readouterr().err == (
@@ -234,7 +232,7 @@ def test_a_model_that_is_no_run_is_measured_on_a_text(model: Path, capsys: pytes
         assert record["bound"][name] == pytest.approx(measured["bounds"]["tight"][name], rel=1e-12)
 
 
-def test_models_on_one_text_are_compared(model: Path, runs: list[Path], tmp_path: Path, capsys):
+def test_models_are_compared_on_one_text(model: Path, runs: list[Path], tmp_path: Path, capsys):
     path = tmp_path / "models.html"
     record = report(capsys, str(model), str(runs[1]), "--data", str(model.parent / "words.txt"), "--out", str(path))
     first, second = record["runs"]
@@ -249,7 +247,7 @@ def test_models_on_one_text_are_compared(model: Path, runs: list[Path], tmp_path
 
 
 @pytest.mark.slow
-def test_the_text_of_a_report_can_be_wrapped(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_wrap_option_applies_to_given_text(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = str(runs[0].parent / "words.txt")
     assert main(["report", str(runs[0]), "--wrap", "bos-eos", "--device", "cpu"]) == 2
     assert capsys.readouterr().err == "cedd: error: --wrap has no effect without --data\n"
@@ -265,13 +263,13 @@ def test_the_text_of_a_report_can_be_wrapped(runs: list[Path], tmp_path: Path, c
     assert END_OF_TEXT not in (tmp_path / "x.html").read_text("utf-8")
 
 
-def test_a_page_is_not_written_into_the_package(capsys: pytest.CaptureFixture[str]):
+def test_page_is_not_written_into_package(capsys: pytest.CaptureFixture[str]):
     assert main(["report", "english-char", "--data", "python-manual", "--device", "cpu"]) == 2
     said = "english-char is not a folder of yours; name the page with --out english-char.html"
     assert capsys.readouterr().err == f"cedd: error: {said}\n"
 
 
-def test_without_samples_there_is_no_command_for_them(runs, tmp_path, capsys):
+def test_report_without_samples_has_no_sample_command(runs, tmp_path, capsys):
     words = ["report", str(runs[0]), "--out", str(tmp_path / "x.html"), "--sequences", "4", "--samples", "0", "--json"]
     assert main([*words, "--device", "cpu"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -282,15 +280,15 @@ def test_without_samples_there_is_no_command_for_them(runs, tmp_path, capsys):
     assert "cedd sample" not in (tmp_path / "x.html").read_text("utf-8")
 
 
-def test_bad_input_is_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_unknown_run_gives_one_line_error(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     assert main(["report", str(runs[0].with_name("roulete")), "--device", "cpu"]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line == f"cedd: error: no run or model at {runs[0].with_name('roulete')}; did you mean {runs[0]}?"
 
 
-def test_a_run_whose_data_have_changed_has_no_held_out_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """What is the end of the text now, training may have seen."""
+def test_run_with_changed_data_is_rejected_without_given_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The end of the changed text may have been part of the training data."""
     run, text = train(tmp_path, "run"), tmp_path / "words.txt"
     text.write_text(text.read_text() * 2)
     capsys.readouterr()
@@ -302,8 +300,8 @@ def test_a_run_whose_data_have_changed_has_no_held_out_text(tmp_path: Path, caps
 
 
 @pytest.mark.slow
-def test_a_run_that_may_only_be_read_has_a_page_elsewhere(runs, tmp_path, capsys, monkeypatch):
-    """Without the command that measures its held-out text again, which it cannot be given."""
+def test_page_of_read_only_run_can_be_written_elsewhere(runs, tmp_path, capsys, monkeypatch):
+    """It has no evaluate command, since the held-out text cannot be written into the run."""
 
     def refused(path: Path, content: bytes) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
@@ -314,7 +312,7 @@ def test_a_run_that_may_only_be_read_has_a_page_elsewhere(runs, tmp_path, capsys
     assert "evaluate" not in record["commands"]
 
 
-def test_noise_is_drawn_as_what_happened():
+def test_noise_rows_mark_masked_and_shuffled_tokens():
     tokenizer, ids = CharTokenizer("abc "), np.array([0, 1, 2, 3] * 8)
     masks = draw_noise(absorb(4), "absorb", tokenizer, ids, (0.1, 0.5, 1.0), 0)
     gone = [{i for i, (_, kind) in enumerate(row) if kind == "masked"} for _, row in masks.rows]
@@ -326,7 +324,7 @@ def test_noise_is_drawn_as_what_happened():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_of_a_short_text_changes_from_row_to_row_and_masks_keep_its_width(seed: int):
+def test_noise_of_short_text_changes_per_row_and_masks_keep_width(seed: int):
     tokenizer = BPETokenizer.train(["one two three four five six seven eight nine ten eleven twelve"] * 4, 300)
     ids = tokenizer.encode("one two three four five six seven eight nine ten eleven twelve")
     times = tuple(k / 10 for k in range(1, 11))
@@ -352,7 +350,7 @@ def test_text_is_escaped():
     assert spans([("<b>", "kept"), ("&", "")]) == '<span class="kept">&lt;b&gt;</span>&amp;'
 
 
-def test_charts_leave_out_what_is_not_finite_and_keep_names_apart():
+def test_charts_omit_non_finite_values_and_keep_names_apart():
     chart = line_chart(
         [Curve("loss", [(0, 1.0), (1, math.inf), (2, 2.0)])], "step", "x", [Level("a", 1.5), Level("b", 1.5)]
     )
@@ -374,14 +372,14 @@ def test_names_of_curves_are_not_clipped(length: int):
     assert shown == name or (len(name) > 30 and name.endswith(shown[1:]))
 
 
-def test_commands_are_not_broken_inside_an_option():
+def test_commands_are_not_wrapped_inside_options():
     block = command_block("cedd evaluate a-run --max-sequences 3 -n 2 'well-read <b>'")
     assert re.findall(r'<span class="option">([^<]+)</span>', block) == ["--max-sequences", "-n"]
     assert html.unescape(re.sub("<[^>]+>", "", block)) == "cedd evaluate a-run --max-sequences 3 -n 2 'well-read <b>'"
     assert ".option { white-space: nowrap; }" in whole_page("", "")
 
 
-def test_noisy_text_stays_on_its_line():
+def test_noisy_text_stays_on_one_line():
     tokenizer = CharTokenizer("a\n\t\x1b")
     rows = draw_noise(uniform(4), "uniform", tokenizer, np.array([0, 1, 2, 3] * 8), (0.9,), 0).rows
     shown = "".join(piece for piece, _ in rows[0][1])
@@ -397,11 +395,11 @@ def test_ticks_are_round_and_few(low: float, high: float):
     assert all(len(f"{value:.12g}".lstrip("-0.").rstrip("0").replace(".", "").split("e")[0]) <= 3 for value in found)
 
 
-def test_a_running_mean_starts_without_bias():
+def test_running_mean_starts_without_bias():
     assert [value for _, value in smoothed([(i, 2.0) for i in range(50)])] == pytest.approx([2.0] * 50)
 
 
-def test_lines_of_prose_are_found():
+def test_prose_lines_are_found():
     text = ">>> x[3] = 5\n" * 5 + "Return the number of items that were found in it\n" + "{'a': 1, 'b': 2, 'c': 333}\n"
     assert prose_lines(text, 1, 72) == ["Return the number of items that were found in it"]
     assert prose_lines("", 1, 72) == [""]

@@ -1,6 +1,6 @@
-"""The report in a real browser without a network: nothing is asked for, nothing fails, it moves, and it can be read.
+"""The report in a real browser without a network: no requests, no errors, working animation, readable text.
 
-See tests/browser.py for what it needs.
+See tests/browser.py for the requirements.
 """
 
 import re
@@ -42,7 +42,7 @@ CONTRASTS = """() => {
 
 
 class Visit(OpenPage):
-    """An open file."""
+    """An open local file."""
 
     def __init__(self, browser: Any, path: Path, scheme: str = "light", size: tuple[int, int] = WIDE) -> None:
         super().__init__(browser, path.as_uri(), size, scheme, offline=True)
@@ -67,7 +67,7 @@ def comparison(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_animation_plays_pauses_and_steps(browser: Any, fast_run: Path):
+def test_animation_plays_pauses_and_steps(browser: Any, fast_run: Path):
     path = fast_run / "report.html"
     visit = Visit(browser, path)
     frame = visit.page.frame_locator("iframe")
@@ -90,7 +90,7 @@ def test_the_animation_plays_pauses_and_steps(browser: Any, fast_run: Path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_can_be_read_in_light_and_dark(browser: Any, fast_run: Path, comparison: Path, scheme: str):
+def test_pages_are_readable_in_light_and_dark(browser: Any, fast_run: Path, comparison: Path, scheme: str):
     grounds: list[str] = []
     for path in (fast_run / "report.html", comparison):
         visit = Visit(browser, path, scheme)
@@ -102,8 +102,8 @@ def test_pages_can_be_read_in_light_and_dark(browser: Any, fast_run: Path, compa
     assert light == (scheme == "light")
 
 
-def test_pages_fit_a_phone(browser: Any, fast_run: Path, comparison: Path):
-    """Nothing wider than the screen, but for what scrolls in a box of its own."""
+def test_pages_fit_phone_screen(browser: Any, fast_run: Path, comparison: Path):
+    """Nothing is wider than the screen, except for boxes that scroll by themselves."""
     too_wide = """() => [...document.querySelectorAll("body *")]
       .filter(node => !node.closest(".scroll, svg") && node.getBoundingClientRect().right > innerWidth + 1)
       .map(node => node.tagName + "." + node.className)"""
@@ -115,7 +115,7 @@ def test_pages_fit_a_phone(browser: Any, fast_run: Path, comparison: Path):
         visit.close()
 
 
-def test_the_comparison_marks_what_is_surely_better(browser: Any, comparison: Path):
+def test_comparison_marks_significantly_better_run(browser: Any, comparison: Path):
     visit = Visit(browser, comparison)
     better = visit.page.locator("td.better")
     assert better.inner_text() == "-0.1000 [-0.1200, -0.0800]"

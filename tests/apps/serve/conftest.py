@@ -1,4 +1,4 @@
-"""What the tests of the server share: two small models, and a server of them."""
+"""Shared fixtures of the server tests: two small models, and a server for them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
 
 @pytest.fixture(scope="session")
 def server(registry: ModelRegistry) -> Iterator[tuple[str, Any]]:
-    """Its address, and its scheduler."""
+    """The address and the scheduler of a server."""
     from tests.apps.serve.servers import served
 
     with served(registry) as made:
@@ -29,7 +29,7 @@ def server(registry: ModelRegistry) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def client(server: tuple[str, Any]) -> Iterator[Any]:
-    from tests.apps.serve.servers import IN_THE_CLEAR, httpx
+    from tests.apps.serve.servers import LOCAL_CLIENT, httpx
 
-    with httpx.Client(base_url=server[0], timeout=30, **IN_THE_CLEAR) as made:
+    with httpx.Client(base_url=server[0], timeout=30, **LOCAL_CLIENT) as made:
         yield made

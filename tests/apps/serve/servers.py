@@ -1,4 +1,4 @@
-"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own."""
+"""A server for the tests: in this process, called through its application, or in a thread, with its own port."""
 
 import contextlib
 import json
@@ -26,13 +26,13 @@ from cedd.apps.serve.app import Handlers, make_app  # noqa: E402
 from cedd.apps.serve.security import Headers, SecurityMiddleware, host_name, page_policy  # noqa: E402
 from cedd.apps.serve.server import Server, bind_socket, url_of  # noqa: E402
 
-__all__ = ["IN_THE_CLEAR", "Handlers", "Headers", "SecurityMiddleware", "Server", "apply_edits", "at_once"]
+__all__ = ["LOCAL_CLIENT", "Handlers", "Headers", "SecurityMiddleware", "Server", "apply_edits", "at_once"]
 __all__ += ["bind_socket", "connected", "connections", "events", "free_port", "host_name", "httpx", "make_app"]
 __all__ += ["page_policy", "served", "site", "until"]
 
-IN_THE_CLEAR: dict[str, Any] = {"trust_env": False, "verify": False}
-"""Of a client of a server on this machine: through no proxy, and not encrypted. It would read all certificates of the
-machine otherwise, which takes longer than most requests."""
+LOCAL_CLIENT: dict[str, Any] = {"trust_env": False, "verify": False}
+"""Options of a client for a server on this machine: no proxy and no TLS verification, since loading the machine's
+certificates takes longer than most requests."""
 
 
 def site(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> Handlers:
@@ -41,7 +41,7 @@ def site(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> Han
 
 @contextlib.contextmanager
 def served(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> Iterator[tuple[str, Scheduler]]:
-    """The address of a server, and its scheduler; ended as a signal ends it."""
+    """Run a server; yields its address and its scheduler. It is stopped as by a signal."""
     made, begun = site(registry, seed, **limits), threading.Event()
     with bind_socket("127.0.0.1", 0) as bound:
         server = Server(make_app(made), made.scheduler, begun.set)
@@ -61,7 +61,7 @@ def connected(registry: ModelRegistry, seed: int | None = None, **limits: Any) -
     """A client of a server, and the server's scheduler."""
     with (
         served(registry, seed, **limits) as (address, scheduler),
-        httpx.Client(base_url=address, timeout=60, **IN_THE_CLEAR) as client,
+        httpx.Client(base_url=address, timeout=60, **LOCAL_CLIENT) as client,
     ):
         yield client, scheduler
 
@@ -80,14 +80,14 @@ def apply_edits(texts: list[list[Any]], step: dict[str, Any]) -> None:
 
 
 def stacks() -> str:
-    """Where every thread is: what does not end can be found by that."""
+    """The stack of every thread, to find out which one does not end."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = sys._current_frames().items()
     return "\n".join(f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}" for ident, frame in found)
 
 
 def events(reply: Any) -> Iterator[dict[str, Any]]:
-    """The records of a stream, which must end as one."""
+    """The records of an event stream, which must end with [DONE]."""
     parts = reply.read().decode().split("\n\n")
     assert parts[-2:] == ["data: [DONE]", ""]
     for part in parts[:-2]:
@@ -96,10 +96,10 @@ def events(reply: Any) -> Iterator[dict[str, Any]]:
 
 
 def until(condition: Any, seconds: float = 10.0) -> None:
-    """Wait for what must come true."""
+    """Wait until the condition is true; fail if it takes too long."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come true"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.01)
 
 

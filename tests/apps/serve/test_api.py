@@ -32,12 +32,12 @@ from cedd.samplers.feature_cache import FeatureCache
 from cedd.tasks import LanguageModel, generate, infill, load, parse_template
 from cedd.tasks.generate import prompt_template
 from cedd.tasks.template import Template
-from tests.apps.serve.servers import IN_THE_CLEAR, apply_edits, at_once, connected, events, httpx, served, until
+from tests.apps.serve.servers import LOCAL_CLIENT, apply_edits, at_once, connected, events, httpx, served, until
 from tests.tasks.models import save_random
 from tests.tasks.test_block_models import save_blocks
 
 
-def sentence(reply: Any, status: int) -> str:
+def error_message(reply: Any, status: int) -> str:
     """The message of an error reply, whose status must be this one."""
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"error"}
@@ -57,10 +57,10 @@ def test_health_and_models(client: Any, registry: ModelRegistry):
     for model in listed["data"]:
         assert client.get(f"/v1/models/{model['id']}").json() == model
     unknown = client.get("/v1/models/smal")
-    assert sentence(unknown, 404) == "unknown model 'smal'; did you mean 'small'?"
+    assert error_message(unknown, 404) == "unknown model 'smal'; did you mean 'small'?"
     assert unknown.json()["error"]["code"] == "model_not_found"  # as in OpenAI's API
-    assert sentence(client.get("/v1/models/"), 404)
-    for model in listed["data"]:  # those that are offered work, and the others do not
+    assert error_message(client.get("/v1/models/"), 404)
+    for model in listed["data"]:  # exactly the listed samplers work
         for sampler in SAMPLERS:
             asked = {"model": model["id"], "sampler": sampler, "max_tokens": 4, "steps": 2}
             worked = client.post("/v1/completions", json=asked).status_code == 200
@@ -69,7 +69,7 @@ def test_health_and_models(client: Any, registry: ModelRegistry):
                 generate(registry[model["id"]], length=4, options=SamplingOptions(sampler=sampler, steps=2))
 
 
-def test_a_completion_is_what_the_model_generates(client: Any, registry: ModelRegistry):
+def test_completion_matches_generate(client: Any, registry: ModelRegistry):
     asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "n": 3, "seed": 5, "steps": 6, "temperature": 0.7}
     reply = client.post("/v1/completions", json=asked).json()
     options = SamplingOptions(seed=5, steps=6, temperature=0.7)
@@ -80,7 +80,7 @@ def test_a_completion_is_what_the_model_generates(client: Any, registry: ModelRe
     assert (reply["object"], reply["model"], reply["seed"]) == ("text_completion", "small", 5)
 
 
-def test_several_prompts_have_choices_in_their_order_each_as_alone(client: Any, registry: ModelRegistry):
+def test_choices_of_several_prompts_match_single_requests_in_order(client: Any, registry: ModelRegistry):
     prompts = ["the ", "a", "the "]
     asked = {"model": "small", "prompt": prompts, "max_tokens": 9, "n": 2, "seed": 5, "steps": 6}
     reply = client.post("/v1/completions", json=asked).json()
@@ -98,11 +98,11 @@ def test_several_prompts_have_choices_in_their_order_each_as_alone(client: Any, 
     assert [found[i] for i in range(6)] == [choice["text"] for choice in reply["choices"]]
     steps = [(chunk["step"]["prompt"], chunk["step"]["step"]) for chunk in chunks if "step" in chunk]
     assert sorted(steps) == [(number, step) for number in range(3) for step in range(8)]
-    whole = client.post("/v1/completions", json={"prompt": ["the ", "a"], "steps": 2}).json()  # as long as can be read
+    whole = client.post("/v1/completions", json={"prompt": ["the ", "a"], "steps": 2}).json()  # up to the context
     assert [len(choice["text"]) for choice in whole["choices"]] == [28, 31]
 
 
-def test_what_is_not_asked_for_is_the_models_own(client: Any, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch):
+def test_missing_options_use_settings_of_model(client: Any, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch):
     own = {"steps": 5, "temperature": 0.0}
     monkeypatch.setitem(registry["small"].folder.config, "sampling", own)
     listed = ModelRegistry({"small": registry["small"]}).info["small"]
@@ -115,16 +115,16 @@ def test_what_is_not_asked_for_is_the_models_own(client: Any, registry: ModelReg
     assert generate(registry["small"], length=16, prompt="the ", options=SamplingOptions(seed=5)) != wanted
 
 
-def test_a_server_may_have_the_seed_of_requests_without_one(registry: ModelRegistry):
+def test_server_seed_applies_to_requests_without_seed(registry: ModelRegistry):
     asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "steps": 6}
     with connected(registry, seed=5) as (client, _):
         replies = [client.post("/v1/completions", json=asked | seed).json() for seed in ({}, {}, {"seed": 6})]
-        assert client.post("/correct", json={"text": "a cqt"}).status_code == 200  # which takes none
+        assert client.post("/correct", json={"text": "a cqt"}).status_code == 200  # which takes no seed
     assert [reply["seed"] for reply in replies] == [5, 5, 6]
     assert replies[0]["choices"] == replies[1]["choices"] != replies[2]["choices"]
 
 
-def test_a_completion_without_a_seed_says_which_it_had(client: Any):
+def test_completion_without_seed_returns_used_seed(client: Any):
     asked = {"max_tokens": 8, "steps": 4}
     first = client.post("/v1/completions", json=asked).json()
     again = client.post("/v1/completions", json={**asked, "seed": first["seed"]}).json()
@@ -133,7 +133,7 @@ def test_a_completion_without_a_seed_says_which_it_had(client: Any):
     assert other["seed"] != first["seed"]
 
 
-def test_a_text_ends_at_a_stop_and_keeps_its_suffix(client: Any):
+def test_completion_with_stop_and_suffix(client: Any):
     asked = {"max_tokens": 20, "seed": 2, "steps": 6, "echo": True, "prompt": "a"}
     whole = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
     assert whole.startswith("a")
@@ -148,7 +148,7 @@ def test_a_text_ends_at_a_stop_and_keeps_its_suffix(client: Any):
 @pytest.mark.parametrize(
     ("process", "method"), [("absorb", "cedd"), pytest.param("uniform", "bayes", marks=pytest.mark.slow)]
 )
-def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, process: str, method: str):
+def test_streams_of_block_model_match_generate(tmp_path: Path, process: str, method: str):
     model = load(save_blocks(tmp_path / "blocks", process, method), device="cpu")
     wanted = model.generate(2, length=24, prompt="the ", seed=5)
     asked = {"prompt": "the ", "max_tokens": 20, "n": 2, "seed": 5, "echo": True}
@@ -166,10 +166,10 @@ def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, pr
             towards, _ = streamed(client.post("/v1/completions", json={**guided, "stream": True}), 2)
             assert towards == model.generate(2, length=24, prompt="the ", seed=5, guidance=2.0)
         else:
-            assert client.post("/v1/completions", json=guided).status_code == 422  # there are no masks
+            assert client.post("/v1/completions", json=guided).status_code == 422  # it has no masks
     assert found == wanted == [choice["text"] for choice in several[:2]]
     assert [len(choice["text"]) for choice in several[2:]] == [29, 29]
-    text = long["choices"][0]["text"]  # of more tokens than the model reads, as is its prompt
+    text = long["choices"][0]["text"]  # longer than the context, like its prompt
     assert [text] == streams == model.generate(length=78, prompt=longer["prompt"], seed=5)
     assert long["usage"]["completion_tokens"] == 30
     assert usual["completion_tokens"] == 256
@@ -179,7 +179,7 @@ def test_a_model_that_writes_blocks_streams_what_it_generates(tmp_path: Path, pr
     assert "alternatives" not in filled["tokens"][0]
 
 
-def test_blocks_guided_by_different_prompts_are_not_one_batch(tmp_path: Path):
+def test_guided_blocks_are_batched_by_prompt_length(tmp_path: Path):
     model = load(save_blocks(tmp_path / "blocks"), device="cpu")
     keys = [
         GenerationTask("blocks", model, prompt_template(model, prompt, 24), [1], options, lambda *_: {}).key
@@ -190,7 +190,7 @@ def test_blocks_guided_by_different_prompts_are_not_one_batch(tmp_path: Path):
     assert len(set(keys[3:])) == 2
 
 
-def test_the_steps_of_a_stream_lead_to_its_text(client: Any):
+def test_streamed_steps_lead_to_final_text(client: Any):
     asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "n": 2, "seed": 5, "steps": 6}
     alone = client.post("/v1/completions", json=asked).json()
     reply = client.post("/v1/completions", json={**asked, "stream": True})
@@ -238,7 +238,7 @@ def test_text_is_streamed_once_it_is_final(client: Any, sampler: str):
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_streamed_text_ends_before_a_stop(client: Any, echo: bool):
+def test_streamed_text_ends_before_stop(client: Any, echo: bool):
     asked = {"model": "masks", "prompt": "a", "max_tokens": 24, "n": 4, "seed": 5, "steps": 12, "echo": echo}
     whole = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
     asked |= {"stop": [whole[9:12], whole[15:17]]}
@@ -248,7 +248,7 @@ def test_a_streamed_text_ends_before_a_stop(client: Any, echo: bool):
     assert found == [choice["text"] for choice in choices]
 
 
-def test_an_end_that_may_become_a_stop_is_not_streamed():
+def test_possible_beginning_of_stop_is_not_streamed():
     stream, text = TextStream("", False, ["</s>", "\n\n"], True), "one\ntwo</</s>three"
     stream.start([None] * (len(text) + 1))
     sent = ""
@@ -261,7 +261,7 @@ def test_an_end_that_may_become_a_stop_is_not_streamed():
 
 
 @pytest.mark.parametrize("name", ["small", "masks"])
-def test_a_step_has_the_probability_of_each_token_when_it_was_drawn(client: Any, registry: ModelRegistry, name: str):
+def test_certainty_is_probability_of_token_when_drawn(client: Any, registry: ModelRegistry, name: str):
     """Compared with the network's output for the text before each step, at the time of the step."""
     model = registry[name]
     asked = {"model": name, "prompt": "the ", "max_tokens": 12, "n": 2, "seed": 5, "steps": 6, "stream": True}
@@ -285,7 +285,7 @@ def test_a_step_has_the_probability_of_each_token_when_it_was_drawn(client: Any,
     assert decided >= 24
 
 
-def test_infilling_is_the_model_s_and_has_alternatives(client: Any, registry: ModelRegistry):
+def test_infill_matches_model_and_has_alternatives(client: Any, registry: ModelRegistry):
     text = "the ____ cat ___{2}."
     asked = {"model": "small", "text": text, "n": 2, "seed": 3, "steps": 5, "alternatives": 4}
     reply = client.post("/infill", json=asked).json()
@@ -325,7 +325,7 @@ QUICK_PAGES = ("a page", "as many tokens as fit", "characters that nobody knows"
         pytest.param("masks", PAGES["a blank wider than a window"], id="by masks", marks=pytest.mark.slow),
     ],
 )
-def test_infilling_of_any_length_agrees_with_the_model(client: Any, registry: ModelRegistry, name: str, text: str):
+def test_infill_of_any_length_matches_model(client: Any, registry: ModelRegistry, name: str, text: str):
     """Also in windows, if the text does not fit: texts for a seed, the steps that lead to them, and alternatives."""
 
     def ask(**more: Any) -> Any:  # lone surrogates, too
@@ -353,9 +353,7 @@ def test_infilling_of_any_length_agrees_with_the_model(client: Any, registry: Mo
         assert all(len(found) == 3 and found[0][1] >= found[1][1] for found in record["alternatives"])
 
 
-def test_a_long_text_is_filled_as_the_command_does_it(
-    client: Any, registry: ModelRegistry, capsys: pytest.CaptureFixture[str]
-):
+def test_infill_of_long_text_matches_command(client: Any, registry: ModelRegistry, capsys: pytest.CaptureFixture[str]):
     text, path = PAGES["a page"], str(registry["masks"].folder.path)
     words = ["infill", path, text, "--n", "2", "--seed", "7", "--top-p", "0.9", "--json", "--device", "cpu"]
     assert main(words) == 0
@@ -363,7 +361,7 @@ def test_a_long_text_is_filled_as_the_command_does_it(
     assert client.post("/infill", json=asked).json()["texts"] == json.loads(capsys.readouterr().out)["texts"]
 
 
-def test_alternatives_in_a_long_text_use_the_surrounding_text(client: Any, registry: ModelRegistry):
+def test_alternatives_in_long_text_use_surrounding_text(client: Any, registry: ModelRegistry):
     """The text is read in a window of the context length, with the blank in its middle."""
     model, part = registry["masks"], "the cat sat on the mat and ran. "
     text = part * 2 + "_____" + part * 2
@@ -377,7 +375,7 @@ def test_alternatives_in_a_long_text_use_the_surrounding_text(client: Any, regis
     assert [p for one in found for _, p in one] == pytest.approx([p for one in wanted for _, p in one], abs=2e-5)
 
 
-def test_given_characters_come_back_as_they_were_given(client: Any):
+def test_given_characters_are_returned_unchanged(client: Any):
     asked = {"model": "small", "text": "café ____", "steps": 3, "seed": 1}
     reply = client.post("/infill", json=asked).json()
     assert reply["texts"][0].startswith("café ")
@@ -400,11 +398,11 @@ def test_given_characters_stay_whole_if_tokens_are_bytes(tmp_path: Path):
         assert row[12:] == ["", "", "\u202e", "b"]
 
 
-def test_a_character_of_several_tokens_is_a_mask_until_it_is_whole():
+def test_character_of_several_tokens_is_masked_until_complete():
     """It is never shown as a replacement character; when it is complete, it is shown at the last of its tokens."""
     template = Template.of(["a", 6], ByteTokenizer())
     face, mask = list("\U0001f600".encode()), 256
-    job: Any = Listening()
+    job: Any = FakeJob()
     steps, sent = StepStream(job, template), job.sent
     states = {
         (97, mask, mask, mask, mask, mask, mask): ["a", *[None] * 6],
@@ -424,7 +422,7 @@ def test_a_character_of_several_tokens_is_a_mask_until_it_is_whole():
         assert row == pieces
 
 
-class Listening:
+class FakeJob:
     """A fake job."""
 
     streams, abandoned = True, False
@@ -436,7 +434,7 @@ class Listening:
         self.sent.append(step)
 
 
-def test_a_word_after_a_given_space_is_shown_with_it():
+def test_word_after_given_space_is_shown_with_space():
     """The pieces join to the text, whether or not the model wrote another space."""
     tokenizer = ByteTokenizer()
     tokenizer.words_begin_with_spaces = True
@@ -463,7 +461,7 @@ class SpaceAndHalf(ByteTokenizer):
     "parts",
     [["a ", 5, " ", 5, " b"], *(pytest.param(p, marks=pytest.mark.slow) for p in ([6, "\u00e9", 4], ["a", 10]))],
 )
-def test_pieces_always_join_to_the_text(parts: list[str | int]):
+def test_pieces_always_join_to_text(parts: list[str | int]):
     """Also if a character would span two blanks or begins with the given space. Replacement characters appear only if
     the text has them."""
     template, rng = Template.of(parts, SpaceAndHalf()), np.random.default_rng(0)
@@ -491,8 +489,8 @@ def test_pieces_always_join_to_the_text(parts: list[str | int]):
 
 
 @pytest.mark.parametrize("parts", [["a ", 9, " ", 7, " b"], ["a", 30]])
-def test_edits_lead_from_what_was_shown_to_what_is_shown(parts: list[str | int]):
-    """Edits found near the changes equal those of a comparison of the whole texts: none is missing or needless."""
+def test_edits_match_comparison_of_whole_texts(parts: list[str | int]):
+    """Edits found near the changes equal those of a comparison of the whole texts: none is missing or superfluous."""
     template, rng = Template.of(parts, SpaceAndHalf()), np.random.default_rng(1)
     shown, ids = TemplatePieces(template), template.ids.numpy()
     blanks, stock = (~template.given).nonzero().squeeze(1).numpy(), [256, 97, 255, *"\U0001f600".encode()]
@@ -508,7 +506,7 @@ def test_edits_lead_from_what_was_shown_to_what_is_shown(parts: list[str | int])
     assert beside > 50
 
 
-def test_alternatives_of_masks_are_the_network_s_own_probabilities(registry: ModelRegistry):
+def test_alternatives_of_masks_are_network_probabilities(registry: ModelRegistry):
     """On absorb: the network's row for the position when it is masked."""
     model = registry["masks"]
     ids = torch.arange(12) % model.process.vocab_size
@@ -533,8 +531,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Langu
 
 
 @pytest.mark.parametrize("block", [None, pytest.param(1, marks=pytest.mark.slow)])
-def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path, block: int | None):
-    """Of an autoregressive model, and of one that writes blocks of one token."""
+def test_logprobs_are_conditioned_on_previous_tokens(tmp_path: Path, block: int | None):
+    """For an autoregressive model and for a model with blocks of one token."""
     if block is None:
         made = load(save_random(tmp_path / "m", "absorb", "ar", length=24), "cpu")
     else:
@@ -573,7 +571,7 @@ def test_logprobs_are_those_of_each_token_given_the_tokens_before(tmp_path: Path
 LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
-def test_a_word_after_a_given_space_is_one_that_begins_with_it(words: tuple[Any, LanguageModel]):
+def test_only_spaced_tokens_follow_given_space(words: tuple[Any, LanguageModel]):
     """In the text and in the alternatives, whose probabilities sum to one."""
     client, model = words
     text = "____{2} O ____{2} sat"
@@ -592,7 +590,7 @@ def test_a_word_after_a_given_space_is_one_that_begins_with_it(words: tuple[Any,
         assert sum(p for _, p in free) < 0.99
 
 
-def test_texts_drawn_at_once_keep_their_own_spaces(words: tuple[Any, LanguageModel]):
+def test_batched_texts_keep_their_own_spaces(words: tuple[Any, LanguageModel]):
     tokenizer = words[1].tokenizer
     spaced, plain = (Template.of(parts, tokenizer) for parts in (["a ", 2, "b"], ["a", 2, "b"]))
     held = stacked_constraint([(plain, 1), (spaced, 2)])
@@ -604,7 +602,7 @@ def test_texts_drawn_at_once_keep_their_own_spaces(words: tuple[Any, LanguageMod
     assert both.only is None
 
 
-def test_a_word_after_a_given_space_is_as_certain_as_among_those_that_begin_with_it(words: tuple[Any, LanguageModel]):
+def test_certainty_after_given_space_is_relative_to_spaced_tokens(words: tuple[Any, LanguageModel]):
     client, model = words
     asked = {"prompt": "The ", "max_tokens": 1, "steps": 1, "seed": 1, "stream": True, "certainty": True}
     *steps, _ = events(client.post("/v1/completions", json=asked))
@@ -620,7 +618,7 @@ def test_a_word_after_a_given_space_is_as_certain_as_among_those_that_begin_with
     )
 
 
-def test_a_correction_is_what_cedd_correct_prints(client: Any, registry: ModelRegistry):
+def test_correction_matches_model(client: Any, registry: ModelRegistry):
     text = "the cqt sat. \U0001f600 on"
     reply = client.post("/correct", json={"text": text}).json()
     wanted = registry["small"].correct(text)
@@ -632,7 +630,7 @@ def test_a_correction_is_what_cedd_correct_prints(client: Any, registry: ModelRe
     assert steps[-1]["step"]["edits"] == [[c["position"], c["before"], c["after"]] for c in reply["changes"]]
 
 
-def test_noise_is_that_of_the_processes(client: Any):
+def test_noise_curves_of_every_process(client: Any):
     reply = client.post("/noise", json={"text": "the cat", "seed": 3}).json()
     assert reply["tokens"] == list("the cat")
     assert set(reply["processes"]) == {"absorb", "uniform", "roulette", "hybrid"}
@@ -641,11 +639,11 @@ def test_noise_is_that_of_the_processes(client: Any):
         assert curves["keep"] == sorted(curves["keep"], reverse=True)
         assert all(keep <= alive for keep, alive in zip(curves["keep"], curves["alive"], strict=True))
         assert (curves["alive"][-1] == 1) == (name == "uniform")  # which has no mask
-    assert reply["processes"]["absorb"]["keep"] == reply["processes"]["absorb"]["alive"]  # and this nothing else
+    assert reply["processes"]["absorb"]["keep"] == reply["processes"]["absorb"]["alive"]  # which only masks
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What is refused
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -704,19 +702,19 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/noise", {"text": 5}, 422, "text must be a string"),
     ],
 )
-def test_bad_requests_are_refused_in_a_sentence(client: Any, path: str, body: Any, status: int, said: str):
-    assert said in sentence(client.post(path, json=body), status)
+def test_invalid_requests_give_error_message(client: Any, path: str, body: Any, status: int, said: str):
+    assert said in error_message(client.post(path, json=body), status)
 
 
-def test_other_addresses_and_methods_are_refused(client: Any):
-    assert sentence(client.get("/../../etc/passwd"), 404)
-    assert sentence(client.get("/healthz/"), 404)
-    assert sentence(client.get("/v1/completions"), 405)
-    assert sentence(client.post("/correct", content=b'{"text": "a"}'), 415)
+def test_unknown_paths_and_methods_are_rejected(client: Any):
+    assert error_message(client.get("/../../etc/passwd"), 404)
+    assert error_message(client.get("/healthz/"), 404)
+    assert error_message(client.get("/v1/completions"), 405)
+    assert error_message(client.post("/correct", content=b'{"text": "a"}'), 415)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
-def test_fuzzed_bodies_never_break_the_server(client: Any, count: int):
+def test_fuzzed_bodies_never_cause_server_error(client: Any, count: int):
     """Random bytes and nearly valid requests: an answer or a 4xx error, never a 500."""
     chance = random.Random(count)
     values: list[Any] = [None, True, -1, 0, 1, 7, 1e308, 2**70, "", "a ____ b", "\ud800", "\x00<script>", [], [[]], {}]
@@ -743,12 +741,12 @@ def test_fuzzed_bodies_never_break_the_server(client: Any, count: int):
         reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
         seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
         if reply.status_code != 200:
-            assert sentence(reply, reply.status_code)
+            assert error_message(reply, reply.status_code)
     assert {200, 400, 422} <= set(seen) <= {200, 400, 404, 422}
     assert seen[200] > count / 10
 
 
-def test_a_mistake_of_ours_is_logged_and_answered_as_others_are(client: Any, monkeypatch: pytest.MonkeyPatch):
+def test_internal_error_is_logged_and_reported(client: Any, monkeypatch: pytest.MonkeyPatch):
     said = list[str]()
     monkeypatch.setattr(
         "cedd.apps.serve.scheduler.LOG.error", lambda message, exc_info: said.append(f"{message}: {exc_info}")
@@ -758,13 +756,13 @@ def test_a_mistake_of_ours_is_logged_and_answered_as_others_are(client: Any, mon
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr("cedd.apps.serve.app.noise_curves", broken)
-    assert "see the server's log" in sentence(client.post("/noise", json={"text": "a cat"}), 500)
+    assert "see the server's log" in error_message(client.post("/noise", json={"text": "a cat"}), 500)
     assert said == ["a request failed: 'nobody thought of this'"]
 
 
-def test_deeply_nested_json_is_refused(client: Any):
+def test_deeply_nested_json_is_rejected(client: Any):
     body = b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
-    assert sentence(client.post("/correct", content=body, headers={"Content-Type": "application/json"}), 400)
+    assert error_message(client.post("/correct", content=body, headers={"Content-Type": "application/json"}), 400)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -774,7 +772,7 @@ def test_deeply_nested_json_is_refused(client: Any):
 LONG = {"max_tokens": 32, "steps": 1000, "seed": 1, "model": "small"}
 
 
-def test_the_queue_has_an_end_and_says_when_to_come_back(registry: ModelRegistry):
+def test_full_queue_gives_503_with_retry_after(registry: ModelRegistry):
     with connected(registry, max_queue=2) as (client, scheduler):
         assert isinstance(scheduler, Scheduler)
         with (
@@ -783,22 +781,22 @@ def test_the_queue_has_an_end_and_says_when_to_come_back(registry: ModelRegistry
         ):
             assert first.status_code == second.status_code == 200
             refused = client.post("/correct", json={"text": "a"})
-            assert "2 requests" in sentence(refused, 503)
+            assert "2 requests" in error_message(refused, 503)
             assert int(refused.headers["retry-after"]) > 0
-        until(lambda: scheduler.counts == (0, 0))  # both clients went away, and their runs with them
+        until(lambda: scheduler.counts == (0, 0))  # both clients disconnected, which ended their runs
         assert client.post("/correct", json={"text": "a"}).status_code == 200
 
 
-def test_a_queue_of_one_says_so(registry: ModelRegistry):
+def test_full_queue_of_one_uses_singular_message(registry: ModelRegistry):
     with (
         connected(registry, max_queue=1) as (client, _),
         client.stream("POST", "/v1/completions", json={**LONG, "stream": True}),
     ):
-        said = sentence(client.post("/correct", json={"text": "a"}), 503)
+        said = error_message(client.post("/correct", json={"text": "a"}), 503)
     assert said == "the queue is full (1 request is waiting or running); try again in a few seconds"
 
 
-def test_the_first_model_is_the_default_and_of_correctors_the_first_with_words(registry: ModelRegistry):
+def test_default_is_first_model_or_first_word_corrector(registry: ModelRegistry):
     english, small = load(pretrained_root() / "english", "cpu"), registry["small"]
     for models in ({"english": english, "small": small}, {"small": small, "english": english}):
         offered = ModelRegistry(models)
@@ -806,7 +804,7 @@ def test_the_first_model_is_the_default_and_of_correctors_the_first_with_words(r
         assert offered.supporting("correct") == ["english", "small"]
 
 
-def test_models_that_share_a_word_corrector_share_its_network(monkeypatch: pytest.MonkeyPatch):
+def test_models_with_same_word_corrector_share_its_network(monkeypatch: pytest.MonkeyPatch):
     """The network is loaded once, not once per model."""
     asked, read = list[NumpyNetwork](), NumpyNetwork.read
     monkeypatch.setattr(NumpyNetwork, "read", lambda network, *given: asked.append(network) or read(network, *given))
@@ -827,44 +825,42 @@ def test_models_that_share_a_word_corrector_share_its_network(monkeypatch: pytes
     assert registry.corrector("english-char", "letters") is models["english-char"]
 
 
-def test_a_client_that_goes_away_ends_its_run(registry: ModelRegistry):
+def test_disconnected_client_ends_its_run(registry: ModelRegistry):
     with served(registry) as (address, scheduler):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{address}v1/completions", json=LONG, timeout=0.3, **IN_THE_CLEAR)
+            httpx.post(f"{address}v1/completions", json=LONG, timeout=0.3, **LOCAL_CLIENT)
         until(lambda: scheduler.counts == (0, 0), 5)
         calls = scheduler.batcher.calls
         assert 0 < calls < 900
 
 
-def test_a_request_has_a_deadline(registry: ModelRegistry):
+def test_request_has_deadline(registry: ModelRegistry):
     with served(registry, timeout=0.2) as (address, _):
-        reply = httpx.post(f"{address}v1/completions", json=LONG, **IN_THE_CLEAR)
-        assert "0.2 s" in sentence(reply, 504)
-        *_, last = events(httpx.post(f"{address}v1/completions", json={**LONG, "stream": True}, **IN_THE_CLEAR))
+        reply = httpx.post(f"{address}v1/completions", json=LONG, **LOCAL_CLIENT)
+        assert "0.2 s" in error_message(reply, 504)
+        *_, last = events(httpx.post(f"{address}v1/completions", json={**LONG, "stream": True}, **LOCAL_CLIENT))
         assert last["error"]["code"] == 504
 
 
-def test_requests_under_way_get_an_answer_or_a_503_when_the_server_ends(
-    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
-):
+def test_running_request_gets_503_at_shutdown(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("cedd.apps.serve.server.GRACE_SECONDS", 0.1)
     replies: list[Any] = []
 
     def ask() -> None:
-        replies.append(httpx.post(f"{address}v1/completions", json=LONG, timeout=30, **IN_THE_CLEAR))
+        replies.append(httpx.post(f"{address}v1/completions", json=LONG, timeout=30, **LOCAL_CLIENT))
 
     with served(registry) as (address, scheduler):
         asking = threading.Thread(target=ask)
         asking.start()
         until(lambda: scheduler.batcher.calls > 3)
     asking.join(10)
-    assert "shutting down" in sentence(replies[0], 503)
+    assert "shutting down" in error_message(replies[0], 503)
 
 
-def test_requests_that_come_together_are_read_together_and_each_gets_its_own_text(registry: ModelRegistry):
+def test_concurrent_requests_are_batched_and_keep_their_own_texts(registry: ModelRegistry):
     def ask(i: int) -> None:
         body = {"max_tokens": 10 if i % 2 else 12, "prompt": "ab" if i % 2 else "", "steps": 8 + i % 3, "seed": i}
-        found[i] = httpx.post(f"{address}v1/completions", json=body, timeout=30, **IN_THE_CLEAR).json()
+        found[i] = httpx.post(f"{address}v1/completions", json=body, timeout=30, **LOCAL_CLIENT).json()
 
     found: dict[int, Any] = {}
     with served(registry) as (address, scheduler):
@@ -885,7 +881,7 @@ def test_concurrent_long_texts_share_network_calls_without_changing_results(regi
 
     def ask(i: int) -> None:
         body = {"model": "masks", "text": texts[i], "steps": 4, "seed": i}
-        found[i] = httpx.post(f"{address}infill", json=body, timeout=60, **IN_THE_CLEAR).json()["texts"]
+        found[i] = httpx.post(f"{address}infill", json=body, timeout=60, **LOCAL_CLIENT).json()["texts"]
 
     found: dict[int, Any] = {}
     texts = ["the cat ____ on the mat. " * (3 + i) for i in range(3)] + ["a" * 28 + "____"]
@@ -896,22 +892,22 @@ def test_concurrent_long_texts_share_network_calls_without_changing_results(regi
     assert scheduler.batcher.calls < scheduler.batcher.sequences / 1.5
 
 
-def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(registry: ModelRegistry):
+def test_long_infill_stops_on_disconnect_or_deadline(registry: ModelRegistry):
     asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1}
     with served(registry) as (address, scheduler):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{address}infill", json=asked, timeout=0.5, **IN_THE_CLEAR)
+            httpx.post(f"{address}infill", json=asked, timeout=0.5, **LOCAL_CLIENT)
         until(lambda: scheduler.counts == (0, 0), 5)
         assert scheduler.batcher.calls > 3
     with served(registry, timeout=0.3) as (address, _):
-        assert "0.3 s" in sentence(httpx.post(f"{address}infill", json=asked, **IN_THE_CLEAR), 504)
-        *steps, last = events(httpx.post(f"{address}infill", json={**asked, "stream": True}, **IN_THE_CLEAR))
+        assert "0.3 s" in error_message(httpx.post(f"{address}infill", json=asked, **LOCAL_CLIENT), 504)
+        *steps, last = events(httpx.post(f"{address}infill", json={**asked, "stream": True}, **LOCAL_CLIENT))
         assert last["error"]["code"] == 504
         assert steps
 
 
 @pytest.mark.slow
-def test_other_requests_are_answered_while_a_long_text_is_filled(registry: ModelRegistry):
+def test_other_requests_are_answered_during_long_infill(registry: ModelRegistry):
     """A text that fits into a window joins the network calls of the windows."""
     asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1, "stream": True}
     with connected(registry) as (client, scheduler), client.stream("POST", "/infill", json=asked) as filling:
@@ -925,16 +921,16 @@ def test_other_requests_are_answered_while_a_long_text_is_filled(registry: Model
     assert [reply.json()["choices"][0]["text"]] == generate(registry["small"], options=options)
 
 
-def test_how_much_is_filled_can_be_set(registry: ModelRegistry):
+def test_max_blank_tokens_can_be_set(registry: ModelRegistry):
     with served(registry, max_blank_tokens=6) as (address, _):
-        reply = httpx.post(f"{address}infill", json={"text": "a ____ b ___", "steps": 2}, **IN_THE_CLEAR)
-        assert sentence(reply, 422) == "the text has 7 tokens in blanks; at most 6 are filled"
-        reply = httpx.post(f"{address}infill", json={"text": "a ___ b ___" + "c" * 50, "steps": 2}, **IN_THE_CLEAR)
+        reply = httpx.post(f"{address}infill", json={"text": "a ____ b ___", "steps": 2}, **LOCAL_CLIENT)
+        assert error_message(reply, 422) == "the text has 7 tokens in blanks; at most 6 are filled"
+        reply = httpx.post(f"{address}infill", json={"text": "a ___ b ___" + "c" * 50, "steps": 2}, **LOCAL_CLIENT)
         assert reply.status_code == 200
-        assert httpx.get(f"{address}v1/models", **IN_THE_CLEAR).json()["limits"]["blank_tokens"] == 6
+        assert httpx.get(f"{address}v1/models", **LOCAL_CLIENT).json()["limits"]["blank_tokens"] == 6
 
 
-def test_concurrent_completions_form_one_batch_and_keep_their_own_texts_and_steps(registry: ModelRegistry):
+def test_concurrent_completions_share_batch_and_keep_their_own_steps(registry: ModelRegistry):
     """With equal length and sampling options, for any prompts and numbers of texts: one run, with the calls of one."""
 
     async def ask() -> list[list[Any]]:
@@ -957,14 +953,14 @@ def test_concurrent_completions_form_one_batch_and_keep_their_own_texts_and_step
     for seed, (prompt, n) in enumerate([("", 1), ("ab", 3), ("abcd", 2)]):
         wanted = generate(registry["small"], n, length=12, prompt=prompt, options=SamplingOptions(seed=seed, steps=5))
         assert [prompt + choice["text"] for choice in found[seed][-1]["choices"]] == wanted
-    assert [len(records) for records in found] == [1, 8, 1]  # steps only for whom they interest
+    assert [len(records) for records in found] == [1, 8, 1]  # steps only for the streaming request
     texts = found[1][0]["step"]["texts"]
     for record in found[1][1:-1]:
         apply_edits(texts, record["step"])
     assert ["".join(text)[2:] for text in texts] == [choice["text"] for choice in found[1][-1]["choices"]]
 
 
-def test_no_more_runs_than_allowed_are_under_way(registry: ModelRegistry):
+def test_max_concurrent_limits_running_requests(registry: ModelRegistry):
     with connected(registry, max_concurrent=1) as (client, scheduler):
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
             until(lambda: scheduler.counts == (0, 1))
@@ -974,6 +970,6 @@ def test_no_more_runs_than_allowed_are_under_way(registry: ModelRegistry):
         assert client.post("/correct", json={"text": "a"}).status_code == 200
 
 
-def test_limits_must_be_above_nothing():
+def test_limits_must_be_positive():
     with pytest.raises(ValueError, match="--max-texts must be above 0"):
         Limits(max_texts=0)

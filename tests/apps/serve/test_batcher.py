@@ -1,4 +1,4 @@
-"""Runs that ask one network together: one call a step, each with its own answer, as if it were alone."""
+"""Runs that share the calls of one network: one call per step, with the results of separate calls."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ from cedd.tasks import generate, parse_template
 
 
 class Doubler:
-    """A network whose features are its tokens doubled, and which notes what it reads."""
+    """A network whose features are its tokens doubled, and which records its inputs."""
 
     capabilities = Capabilities(features=True)
 
@@ -37,7 +37,7 @@ class Doubler:
         return features
 
 
-def asking(network: Doubler, rows: int, length: int, times: int, answers: list[float]):
+def forward_repeatedly(network: Doubler, rows: int, length: int, times: int, answers: list[float]):
     def work(fiber: Fiber) -> None:
         for k in range(times):
             x = torch.full((rows, length), rows + k)
@@ -46,16 +46,16 @@ def asking(network: Doubler, rows: int, length: int, times: int, answers: list[f
     return work
 
 
-def begun(batcher: Batcher, work) -> list[BaseException | None]:
+def start_fiber(batcher: Batcher, work) -> list[BaseException | None]:
     ended: list[BaseException | None] = []
     batcher.start(Fiber(work, ended.append))
     return ended
 
 
-def test_questions_of_one_length_are_one_call_and_each_has_its_own_answer():
+def test_requests_of_equal_length_share_calls():
     network, batcher = Doubler(), Batcher()
     answers: dict[int, list[float]] = {rows: [] for rows in (1, 2, 3)}
-    ended = [begun(batcher, asking(network, rows, 4, 2, answers[rows])) for rows in answers]
+    ended = [start_fiber(batcher, forward_repeatedly(network, rows, 4, 2, answers[rows])) for rows in answers]
     while batcher.ready:
         batcher.step()
     assert network.read == [(6, 4), (6, 4)]  # not six calls
@@ -63,24 +63,24 @@ def test_questions_of_one_length_are_one_call_and_each_has_its_own_answer():
     assert ended == [[None]] * 3
 
 
-def test_those_whose_call_could_not_be_made_still_ask_and_can_be_ended():
+def test_requests_stay_pending_and_abortable_after_failed_submit():
     def refuse(call):
         raise RuntimeError("no thread")
 
     batcher = Batcher(submit=refuse)
-    ended = begun(batcher, asking(Doubler(), 1, 4, 1, []))
+    ended = start_fiber(batcher, forward_repeatedly(Doubler(), 1, 4, 1, []))
     with pytest.raises(RuntimeError, match="no thread"):
         batcher.step()
-    assert not batcher.in_call  # or a scheduler would wait for it for ever
+    assert not batcher.in_call  # otherwise a scheduler would wait forever
     (run,) = batcher.pending
     batcher.abort(run, Cancelled())
     assert isinstance(ended[0], Cancelled)
 
 
-def test_other_lengths_and_networks_are_other_calls_in_the_order_of_their_questions():
+def test_other_lengths_and_networks_get_separate_calls_in_order():
     networks, batcher = [Doubler(), Doubler()], Batcher()
     for network, length in ((networks[0], 4), (networks[1], 4), (networks[0], 5), (networks[0], 4)):
-        begun(batcher, asking(network, 1, length, 1, []))
+        start_fiber(batcher, forward_repeatedly(network, 1, length, 1, []))
     order = []
     while batcher.ready:
         before = [len(network.read) for network in networks]
@@ -90,29 +90,29 @@ def test_other_lengths_and_networks_are_other_calls_in_the_order_of_their_questi
     assert order == [[1, 0], [0, 1], [1, 0]]
 
 
-def test_a_call_reads_no_more_than_so_many_tokens_but_one_question_at_least():
+def test_call_respects_max_tokens_but_has_at_least_one_request():
     network, batcher = Doubler(), Batcher(max_tokens_per_call=8)
     for rows in (3, 1, 1):
-        begun(batcher, asking(network, rows, 4, 1, []))
+        start_fiber(batcher, forward_repeatedly(network, rows, 4, 1, []))
     while batcher.ready:
         batcher.step()
     assert network.read == [(3, 4), (2, 4)]
 
 
-def test_a_run_that_joins_later_shares_the_next_call():
+def test_run_that_joins_later_shares_next_call():
     network, batcher = Doubler(), Batcher()
-    begun(batcher, asking(network, 1, 4, 3, []))
+    start_fiber(batcher, forward_repeatedly(network, 1, 4, 3, []))
     batcher.step()
-    begun(batcher, asking(network, 1, 4, 2, []))
+    start_fiber(batcher, forward_repeatedly(network, 1, 4, 2, []))
     while batcher.ready:
         batcher.step()
     assert network.read == [(1, 4), (2, 4), (2, 4)]
 
 
-def test_a_run_that_shall_end_ends_at_its_question_and_its_thread_too():
+def test_aborted_run_ends_with_its_thread():
     network, batcher = Doubler(), Batcher()
     before = threading.active_count()
-    ended = begun(batcher, asking(network, 1, 4, 100, []))
+    ended = start_fiber(batcher, forward_repeatedly(network, 1, 4, 100, []))
     batcher.step()
     batcher.abort(batcher.pending[0], Cancelled())
     assert isinstance(ended[0], Cancelled)
@@ -124,21 +124,21 @@ def test_a_run_that_shall_end_ends_at_its_question_and_its_thread_too():
     assert threading.active_count() <= before
 
 
-def test_a_network_that_fails_fails_those_who_asked_it():
+def test_failing_network_fails_only_its_own_requests():
     class Broken(Doubler):
         def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("broken")
 
     batcher = Batcher()
-    ended = [begun(batcher, asking(Broken(), 1, 4, 1, [])) for _ in range(2)]
-    sound = begun(batcher, asking(Doubler(), 1, 4, 1, []))
+    ended = [start_fiber(batcher, forward_repeatedly(Broken(), 1, 4, 1, [])) for _ in range(2)]
+    sound = start_fiber(batcher, forward_repeatedly(Doubler(), 1, 4, 1, []))
     while batcher.ready:
         batcher.step()
     assert [str(errors[0]) for errors in ended] == ["broken", "broken"]
     assert sound == [None]
 
 
-def test_a_run_that_is_outside_leaves_others_their_turns_and_goes_on_when_it_is_back():
+def test_blocking_run_does_not_delay_others_and_resumes():
     network, woken, open_door = Doubler(), threading.Event(), threading.Event()
     batcher, answers = Batcher(wake=woken.set), list[float]()
 
@@ -146,9 +146,9 @@ def test_a_run_that_is_outside_leaves_others_their_turns_and_goes_on_when_it_is_
         answers.append(fiber.blocking(lambda: float(open_door.wait(10))))
         answers.append(float(fiber.forward(ForwardRequest(network, torch.ones(1, 4), torch.ones(1)))[0, 0, 0]))
 
-    ended = begun(batcher, work)
-    assert not batcher.ready  # it waits elsewhere
-    other = begun(batcher, asking(network, 1, 4, 1, []))
+    ended = start_fiber(batcher, work)
+    assert not batcher.ready  # it waits outside the batcher
+    other = start_fiber(batcher, forward_repeatedly(network, 1, 4, 1, []))
     batcher.step()
     assert (ended, other) == ([], [None])
     woken.clear()
@@ -159,14 +159,14 @@ def test_a_run_that_is_outside_leaves_others_their_turns_and_goes_on_when_it_is_
     assert (ended, answers) == ([None], [1.0, 2.0])
 
 
-def test_an_error_outside_is_the_run_s_own():
+def test_error_in_blocking_call_fails_its_own_run():
     batcher, door = Batcher(), threading.Event()
 
     def fail() -> None:
         door.wait(10)
         raise OSError("gone")
 
-    ended = begun(batcher, lambda fiber: fiber.blocking(fail))
+    ended = start_fiber(batcher, lambda fiber: fiber.blocking(fail))
     door.set()
     while not batcher.ready:
         time.sleep(0.001)
@@ -175,8 +175,8 @@ def test_an_error_outside_is_the_run_s_own():
 
 
 @dataclass(frozen=True)
-class Away:
-    """Task that is outside until it is let in."""
+class BlockedTask:
+    """Task that blocks outside the batcher until its door is opened."""
 
     door: threading.Event
     key: None = None
@@ -188,10 +188,10 @@ class Away:
 
 
 @pytest.mark.parametrize("closing", [0, 1, 2], ids=["deadline", "ending", "at once"])
-def test_who_waits_for_a_run_outside_is_answered_in_time(closing: int):
+def test_client_of_blocked_run_is_answered_in_time(closing: int):
     async def ask() -> tuple[int, float]:
         scheduler, door = Scheduler(Limits()), threading.Event()
-        jobs = JobGroup([Away(door)], 30 if closing else 0.2)
+        jobs = JobGroup([BlockedTask(door)], 30 if closing else 0.2)
         scheduler.submit(*jobs.jobs)
         scheduler.start()
         begin = time.monotonic()
@@ -214,8 +214,8 @@ def test_who_waits_for_a_run_outside_is_answered_in_time(closing: int):
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Task that asks a network so often, or takes a while without it."""
+class SomeCalls:
+    """Task that calls a network `times` times, or takes a while without it."""
 
     name: str
     times: int
@@ -231,10 +231,10 @@ class Asking:
         jobs[0].finish({})
 
 
-def test_a_run_that_asks_is_not_held_up_by_those_that_do_not():
+def test_run_with_network_calls_is_not_delayed_by_others():
     async def ask() -> list[str]:
         scheduler, order = Scheduler(Limits()), list[str]()
-        jobs = JobGroup([Asking("asks", 4, order), *(Asking("quick", 0, order) for _ in range(80))], 30)
+        jobs = JobGroup([SomeCalls("asks", 4, order), *(SomeCalls("quick", 0, order) for _ in range(80))], 30)
         scheduler.submit(*jobs.jobs)
         scheduler.start()
         await jobs.answers()
@@ -245,7 +245,7 @@ def test_a_run_that_asks_is_not_held_up_by_those_that_do_not():
 
 
 class Slow(Doubler):
-    """A network that answers when it is let."""
+    """A network that answers once its door is opened."""
 
     def __init__(self, door: threading.Event) -> None:
         super().__init__()
@@ -258,8 +258,8 @@ class Slow(Doubler):
 
 
 @dataclass(frozen=True)
-class AskingOnce:
-    """Task that asks a network once."""
+class OneCall:
+    """Task that calls a network once."""
 
     network: Doubler
     key: None = None
@@ -270,15 +270,15 @@ class AskingOnce:
         jobs[0].finish({})
 
 
-def test_who_asks_no_network_is_answered_while_one_is_called_and_who_asks_it_is_answered_with_others():
+def test_network_call_does_not_block_other_tasks_and_later_calls_are_batched():
     async def ask() -> None:
         scheduler, door = Scheduler(Limits()), threading.Event()
         slow = Slow(door)
-        first = JobGroup([AskingOnce(slow)], 30)
+        first = JobGroup([OneCall(slow)], 30)
         scheduler.submit(*first.jobs)
         scheduler.start()
         assert await asyncio.to_thread(slow.asked.wait, 10)
-        quick, second = JobGroup([Asking("quick", 0, [])], 10), JobGroup([AskingOnce(slow), AskingOnce(slow)], 30)
+        quick, second = JobGroup([SomeCalls("quick", 0, [])], 10), JobGroup([OneCall(slow), OneCall(slow)], 30)
         scheduler.submit(*second.jobs, *quick.jobs)
         assert await quick.answers() == [{}]
         door.set()
@@ -290,8 +290,8 @@ def test_who_asks_no_network_is_answered_while_one_is_called_and_who_asks_it_is_
 
 
 @dataclass(frozen=True)
-class Computing:
-    """Task that computes beside its network, at its head, for seconds."""
+class LongComputation:
+    """Task that computes for seconds in its head, outside of network calls."""
 
     ended: threading.Event
     key: None = None
@@ -311,14 +311,14 @@ class Computing:
 
 
 @pytest.mark.parametrize("leaving", [False, True], ids=["deadline", "client goes away"])
-def test_a_run_that_computes_for_long_leaves_others_their_turns_and_ends_when_nobody_waits(leaving: bool):
+def test_long_computation_yields_to_others_and_ends_when_abandoned(leaving: bool):
     async def ask() -> None:
         scheduler, ended, network = Scheduler(Limits()), threading.Event(), Doubler()
-        long = JobGroup([Computing(ended)], 30 if leaving else 1)
+        long = JobGroup([LongComputation(ended)], 30 if leaving else 1)
         scheduler.submit(*long.jobs)
         scheduler.start()
         for _ in range(3):
-            quick = JobGroup([AskingOnce(network)], 5)
+            quick = JobGroup([OneCall(network)], 5)
             scheduler.submit(*quick.jobs)
             assert await quick.answers() == [{}]
         assert not ended.is_set()
@@ -334,8 +334,8 @@ def test_a_run_that_computes_for_long_leaves_others_their_turns_and_ends_when_no
     asyncio.run(ask())
 
 
-def test_an_answer_of_many_texts_leaves_others_a_turn_before_each(registry, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cedd.apps.serve.batcher.TURN_SECONDS", -1.0)  # every turn has been long
+def test_response_with_several_texts_yields_before_each(registry, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cedd.apps.serve.batcher.TURN_SECONDS", -1.0)  # every turn counts as long
     model, woken, answers, turns = registry["small"], threading.Event(), list[dict[str, Any]](), 0
     texts, template = ["a long b", "a text b", "a here b"], parse_template("a ____ b", model.tokenizer)
     writing = GenerationTask(
@@ -343,9 +343,9 @@ def test_an_answer_of_many_texts_leaves_others_a_turn_before_each(registry, monk
     )
     ids = torch.stack([torch.from_numpy(model.tokenizer.encode(text)) for text in texts])
     batcher = Batcher(wake=woken.set)
-    ended = begun(batcher, lambda fiber: answers.append(writing.response(fiber, fiber.batched(model), ids)))
+    ended = start_fiber(batcher, lambda fiber: answers.append(writing.response(fiber, fiber.batched(model), ids)))
     while not ended:
-        assert begun(batcher, lambda fiber: None) == [None]  # another, which asks for nothing
+        assert start_fiber(batcher, lambda fiber: None) == [None]  # another run, without network calls
         assert woken.wait(10)
         woken.clear()
         batcher.step()
@@ -353,10 +353,10 @@ def test_an_answer_of_many_texts_leaves_others_a_turn_before_each(registry, monk
     assert (ended, answers, turns) == ([None], [{"texts": texts}], 3)
 
 
-def test_an_error_of_the_desk_itself_is_told_to_all_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
+def test_scheduler_error_is_reported_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
     async def ask() -> None:
         scheduler, ended = Scheduler(Limits()), threading.Event()
-        jobs = JobGroup([Computing(ended)], 30)
+        jobs = JobGroup([LongComputation(ended)], 30)
 
         def broken() -> None:
             monkeypatch.undo()
@@ -377,8 +377,8 @@ def test_an_error_of_the_desk_itself_is_told_to_all_and_leaves_no_thread(monkeyp
 
 
 @pytest.mark.parametrize("name", ["small", "masks"])
-def test_texts_drawn_together_are_those_drawn_alone(registry, name: str):
-    """Whatever their steps: those of one run are a prefix of another's calls."""
+def test_batched_texts_match_separate_texts(registry, name: str):
+    """For different numbers of steps: the runs share calls as long as each has steps left."""
     model, batcher = registry[name], Batcher()
     wanted, found = {}, {}
     for seed, steps in ((1, 6), (2, 9), (3, 6)):
@@ -388,8 +388,8 @@ def test_texts_drawn_together_are_those_drawn_alone(registry, name: str):
         def work(fiber: Fiber, seed: int = seed, options: SamplingOptions = options) -> None:
             found[seed] = generate(fiber.batched(model), 2, length=20, options=options)
 
-        assert begun(batcher, work) == []
+        assert start_fiber(batcher, work) == []
     while batcher.ready:
         batcher.step()
     assert found == wanted
-    assert batcher.sequences > batcher.calls * 2  # they were read together
+    assert batcher.sequences > batcher.calls * 2  # they shared calls

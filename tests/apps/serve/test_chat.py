@@ -1,4 +1,4 @@
-"""Answers to messages over HTTP, in OpenAI's form."""
+"""Chat completions over HTTP, in OpenAI's format."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from cedd import LanguageModel, import_model
 from cedd.apps.serve.registry import ModelRegistry
 from tests.apps.serve.servers import events
-from tests.apps.serve.test_api import sentence
+from tests.apps.serve.test_api import error_message
 from tests.tasks.test_chat import published
 
 ASKED = {"messages": [{"role": "user", "content": "w7 w8"}], "max_tokens": 12, "seed": 3}
@@ -29,7 +29,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[
 
 
 @pytest.mark.parametrize("name", ["next", "masks"])
-def test_answers_are_the_models(chats: tuple[Any, dict[str, LanguageModel]], name: str) -> None:
+def test_answers_match_model(chats: tuple[Any, dict[str, LanguageModel]], name: str) -> None:
     client, models = chats
     reply = client.post("/v1/chat/completions", json={**ASKED, "model": name, "n": 3}).json()
     assert (reply["object"], reply["model"], reply["seed"]) == ("chat.completion", name, 3)
@@ -43,7 +43,7 @@ def test_answers_are_the_models(chats: tuple[Any, dict[str, LanguageModel]], nam
 
 
 @pytest.mark.parametrize("name", ["next", "masks"])
-def test_a_stream_leads_to_the_answer(chats: tuple[Any, dict[str, LanguageModel]], name: str) -> None:
+def test_streamed_text_matches_answer(chats: tuple[Any, dict[str, LanguageModel]], name: str) -> None:
     client, _ = chats
     asked = {**ASKED, "model": name, "n": 4}
     whole = client.post("/v1/chat/completions", json=asked).json()["choices"]
@@ -61,7 +61,7 @@ def test_a_stream_leads_to_the_answer(chats: tuple[Any, dict[str, LanguageModel]
     assert ends == [choice["finish_reason"] for choice in whole]
 
 
-def test_a_completion_ends_where_the_model_ends_it(chats: tuple[Any, dict[str, LanguageModel]]) -> None:
+def test_completion_stops_at_end_token_of_model(chats: tuple[Any, dict[str, LanguageModel]]) -> None:
     client, models = chats
     asked = {"model": "next", "prompt": "w7", "max_tokens": 12, "n": 6, "seed": 3}
     choices = client.post("/v1/completions", json=asked).json()["choices"]
@@ -83,20 +83,20 @@ def test_a_completion_ends_where_the_model_ends_it(chats: tuple[Any, dict[str, L
         ({"tools": []}, "unknown field 'tools'"),
     ],
 )
-def test_bad_requests_are_one_line(chats: tuple[Any, Any], change: dict[str, Any], said: str) -> None:
-    assert said in sentence(chats[0].post("/v1/chat/completions", json={**ASKED, **change}), 422)
+def test_invalid_requests_give_one_line_errors(chats: tuple[Any, Any], change: dict[str, Any], said: str) -> None:
+    assert said in error_message(chats[0].post("/v1/chat/completions", json={**ASKED, **change}), 422)
 
 
-def test_models_without_a_template_do_not_chat(client: Any) -> None:
+def test_chat_requires_model_with_template(client: Any) -> None:
     reply = client.post("/v1/chat/completions", json=ASKED)
     assert (
-        sentence(reply, 422)
+        error_message(reply, 422)
         == "no model on this server supports the task chat, which needs a model whose tokenizer has a chat template"
     )
     assert "/v1/chat/completions" not in client.get("/openapi.json").json()["paths"]
 
 
-def test_the_description_has_the_messages(chats: tuple[Any, Any]) -> None:
+def test_openapi_describes_chat_messages(chats: tuple[Any, Any]) -> None:
     client, _ = chats
     described = client.get("/openapi.json").json()["paths"]["/v1/chat/completions"]["post"]
     schema = described["requestBody"]["content"]["application/json"]["schema"]

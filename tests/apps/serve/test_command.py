@@ -1,4 +1,4 @@
-"""`cedd serve` as a process: it prints its address, answers, and ends well on a signal."""
+"""`cedd serve` as a process: it prints its address, answers, and stops cleanly on a signal."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ import pytest
 from cedd.apps.correct.lexicon import LEXICON_FILE
 from cedd.apps.serve.registry import ModelRegistry
 from cedd.cli import main
-from tests.apps.serve.servers import IN_THE_CLEAR, Server, bind_socket, httpx, make_app, site
+from tests.apps.serve.servers import LOCAL_CLIENT, Server, bind_socket, httpx, make_app, site
 from tests.tasks.models import save_random
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, number: signal.Signals):
+def test_serve_prints_address_answers_and_stops_on_signal(tmp_path: Path, number: signal.Signals):
     run = save_random(tmp_path / "run")
     words = [sys.executable, "-m", "cedd", "serve", str(run), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
@@ -27,7 +27,7 @@ def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, numb
         guide = Path(__file__).parents[3].joinpath("docs/guides/serve.md").read_text("utf-8")
         shown = said.replace("serving run", "serving english, english-char").replace(address, "http://127.0.0.1:8008/")
         assert f"\n{shown}```" in guide
-        assert httpx.post(f"{address}correct", json={"text": "a cqt"}, **IN_THE_CLEAR, timeout=20).status_code == 200
+        assert httpx.post(f"{address}correct", json={"text": "a cqt"}, **LOCAL_CLIENT, timeout=20).status_code == 200
         process.send_signal(number)
         out, log = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "stopped\n")
@@ -35,7 +35,7 @@ def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, numb
     assert "POST /correct 200" in log
 
 
-def test_a_second_ctrl_c_does_not_wait_for_requests_under_way(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch):
+def test_second_ctrl_c_does_not_wait_for_running_requests(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch):
     made, hurried = site(registry), list[float]()
     monkeypatch.setattr(made.scheduler, "shorten_deadlines", hurried.append)
     server = Server(make_app(made), made.scheduler, lambda: None)
@@ -46,7 +46,7 @@ def test_a_second_ctrl_c_does_not_wait_for_requests_under_way(registry: ModelReg
         assert (server.force_exit, hurried) == (True, [0.0])
 
 
-def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_unusable_port_or_model_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with bind_socket("127.0.0.1", 0) as taken:
         taken.listen()
         assert main(["serve", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 2
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "no run or model" in capsys.readouterr().err
 
 
-def test_a_damaged_lexicon_is_one_line_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_damaged_lexicon_gives_one_line_error_at_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = save_random(tmp_path / "run")
     (run / LEXICON_FILE).write_bytes(b"half a lexi")
     assert main(["serve", str(run), "--port", "0", "--device", "cpu"]) == 2
@@ -65,12 +65,12 @@ def test_a_damaged_lexicon_is_one_line_at_the_start(tmp_path: Path, capsys: pyte
     assert "is not a lexicon, or is damaged" in line
 
 
-def test_without_starlette_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_missing_starlette_gives_install_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve"]) == 2
     assert "pip install 'cedd[serve]'" in capsys.readouterr().err
 
 
-def test_models_of_the_same_name_are_told_apart(tmp_path: Path):
+def test_models_with_same_name_get_different_ids(tmp_path: Path):
     runs = [str(save_random(tmp_path / place / "run")) for place in ("a", "b")]
     assert list(ModelRegistry.load(runs, "cpu")) == ["run", "run#2"]

@@ -1,4 +1,4 @@
-"""Connections that never become requests: they are closed, and they do not keep others out."""
+"""Connections that never become requests: they are closed and do not block others."""
 
 import logging
 import resource
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cedd.apps.serve.registry import ModelRegistry
-from tests.apps.serve.servers import IN_THE_CLEAR, connections, httpx, served, until
+from tests.apps.serve.servers import LOCAL_CLIENT, connections, httpx, served, until
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -42,17 +42,17 @@ def is_closed(one: socket.socket) -> bool:
     return True
 
 
-def test_many_half_open_connections_leave_the_server_reachable(registry: ModelRegistry):
+def test_server_stays_reachable_with_many_half_open_connections(registry: ModelRegistry):
     with served(registry, max_connections=8) as (address, _), half_open(address, 40) as made:
         for _ in range(3):
-            assert httpx.get(f"{address}healthz", **IN_THE_CLEAR, timeout=5).status_code == 200
+            assert httpx.get(f"{address}healthz", **LOCAL_CLIENT, timeout=5).status_code == 200
         until(lambda: sum(not is_closed(one) for one in made) <= 8, 5)
 
 
 @pytest.mark.parametrize(
     "sent", [HALF, pytest.param(b"", marks=pytest.mark.slow), WHOLE], ids=["headers", "nothing", "a second request"]
 )
-def test_headers_have_a_time_limit(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch, sent: bytes):
+def test_headers_have_time_limit(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch, sent: bytes):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     with served(registry) as (address, _), half_open(address, 1, sent) as (made,):
         if sent == WHOLE:
@@ -63,7 +63,7 @@ def test_headers_have_a_time_limit(registry: ModelRegistry, monkeypatch: pytest.
         assert time.monotonic() - begun > 0.2
 
 
-def test_an_idle_connection_may_be_used_again_after_the_time_limit_for_headers(
+def test_idle_connection_can_be_reused_after_header_time_limit(
     registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
@@ -74,19 +74,19 @@ def test_an_idle_connection_may_be_used_again_after_the_time_limit_for_headers(
         assert made.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_when_every_connection_is_busy_a_further_one_gets_503(registry: ModelRegistry):
+def test_connection_beyond_limit_gets_503(registry: ModelRegistry):
     asked = {"model": "small", "prompt": "", "max_tokens": 28, "steps": 1000, "stream": True}
     with (
         served(registry, max_connections=1) as (address, _),
-        httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client,
+        httpx.Client(base_url=address, timeout=30, **LOCAL_CLIENT) as client,
         client.stream("POST", "/v1/completions", json=asked) as first,
     ):
         assert first.status_code == 200
-        refused = httpx.get(f"{address}healthz", **IN_THE_CLEAR, timeout=5)
+        refused = httpx.get(f"{address}healthz", **LOCAL_CLIENT, timeout=5)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
 
 
-def test_fewer_connections_where_few_files_may_be_open():
+def test_open_file_limit_reduces_connections():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert connections.most_connections(1) == 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
@@ -96,7 +96,7 @@ def test_fewer_connections_where_few_files_may_be_open():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_repeated_warnings_are_logged_a_few_times(monkeypatch: pytest.MonkeyPatch):
+def test_repeated_log_messages_are_rate_limited(monkeypatch: pytest.MonkeyPatch):
     now, limit = [100.0], connections.RateLimit(count=2, seconds=10)
     monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
 

@@ -1,4 +1,4 @@
-"""What a network has read lately is not read again."""
+"""Recently computed features and scores are cached."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from cedd.tasks.correct import correct
 
 
 class Reader:
-    """Notes what it reads; its features are the tokens themselves."""
+    """Records its inputs; its features are the tokens themselves."""
 
     def __init__(self) -> None:
         self.read: list[list[int]] = []
@@ -23,7 +23,7 @@ class Reader:
         return (x_t + sigma[:, None])[..., None].float()
 
 
-def test_only_new_sequences_are_read_and_each_has_its_own_answer():
+def test_only_new_sequences_are_computed():
     reader, memory = Reader(), FeatureCache()
     sigma = torch.tensor([0.5, 0.5])
     first = memory.read("a", torch.tensor([[1, 2], [3, 4]]), sigma, reader)
@@ -36,17 +36,17 @@ def test_only_new_sequences_are_read_and_each_has_its_own_answer():
     assert reader.read[3:] == [[1, 2], [1, 2]]
 
 
-def test_the_oldest_is_forgotten_beyond_the_size():
+def test_least_recently_used_features_are_evicted():
     reader, memory = Reader(), FeatureCache(most_bytes=2 * 8)  # two rows of two numbers
     for token in (1, 2, 1, 3, 2):
         memory.read("a", torch.tensor([[token, 0]]), torch.zeros(1), reader)
     assert [row[0] for row in reader.read] == [1, 2, 3, 2]  # 1 was used again before 3 came
     assert memory.size == 16
-    many = memory.read("a", torch.arange(8).view(4, 2), torch.zeros(4), reader)  # more than it keeps
+    many = memory.read("a", torch.arange(8).view(4, 2), torch.zeros(4), reader)  # more than the cache holds
     assert many[..., 0].tolist() == torch.arange(8).view(4, 2).tolist()
 
 
-def test_a_text_that_is_corrected_again_is_not_read_again(registry: ModelRegistry):
+def test_repeated_letter_correction_uses_cached_features(registry: ModelRegistry):
     model, batcher, memory, found, calls = registry["small"], Batcher(), FeatureCache(), [], []
 
     def work(fiber: Fiber) -> None:
@@ -64,7 +64,7 @@ def test_a_text_that_is_corrected_again_is_not_read_again(registry: ModelRegistr
     assert found == [correct(model, "the cqt sat on")] * 2
 
 
-def test_a_doubt_that_is_judged_again_is_not_read_again(monkeypatch: pytest.MonkeyPatch):
+def test_repeated_word_correction_uses_cached_scores(monkeypatch: pytest.MonkeyPatch):
     model, batcher, memory, found, calls = load("english", "cpu"), Batcher(), FeatureCache(), [], [0]
     read = NumpyNetwork.read
 
@@ -91,7 +91,7 @@ def test_a_doubt_that_is_judged_again_is_not_read_again(monkeypatch: pytest.Monk
     assert found == [correct(model, text)] * 2 == ["He walked from the table"] * 2
 
 
-def test_the_oldest_numbers_are_forgotten():
+def test_oldest_numbers_are_evicted():
     numbers = NumberCache(dict.fromkeys(range(MOST_NUMBERS), 0.0))
     numbers["new"] = 1.0
     assert len(numbers) == MOST_NUMBERS

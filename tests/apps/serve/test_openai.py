@@ -1,4 +1,4 @@
-"""OpenAI's own client against the server."""
+"""The server with OpenAI's Python client."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ openai = pytest.importorskip("openai", reason="openai is not installed: pip inst
 
 
 @pytest.mark.slow
-def test_the_client_of_openai_completes_and_streams(server: tuple[str, object], registry: ModelRegistry):
+def test_openai_client_completes_and_streams(server: tuple[str, object], registry: ModelRegistry):
     client = openai.OpenAI(base_url=f"{server[0]}v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["small", "masks"]
     assert client.models.retrieve("masks").id == "masks"
@@ -39,7 +39,7 @@ def test_the_client_of_openai_completes_and_streams(server: tuple[str, object], 
 
 
 @pytest.mark.slow
-def test_the_page_on_serving_shows_a_program_that_works(server: tuple[str, object], capsys: pytest.CaptureFixture[str]):
+def test_program_in_serve_guide_works(server: tuple[str, object], capsys: pytest.CaptureFixture[str]):
     page = (Path(__file__).parents[3] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from openai.*?)```", page, re.DOTALL)
     ours = {"http://127.0.0.1:8008/": server[0], "english-char": "small", "max_tokens=64": "max_tokens=28"}

@@ -1,4 +1,4 @@
-"""The description of the server is that of what it accepts."""
+"""The OpenAPI description matches what the server accepts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from cedd.tasks import load
 from tests.tasks.models import save_random
 from tests.tasks.test_chat import published
 
-LEAST: dict[str, dict[str, Any]] = {
+SMALL: dict[str, dict[str, Any]] = {
     "/v1/completions": {"max_tokens": 2, "steps": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "w7"}], "max_tokens": 2},
     "/infill": {"text": "a____{2}b", "steps": 1},
@@ -64,7 +64,7 @@ def described(client: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def client(registry: ModelRegistry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Of a server whose models can do everything together."""
+    """A client of a server whose models together support everything."""
     from tests.apps.serve.servers import connected
 
     chat = import_model(published(tmp_path_factory.mktemp("chat"), "llada"), device="cpu", mask_id=20)
@@ -84,19 +84,19 @@ def test_described_fields_are_accepted_and_checked(client: Any, described: dict[
     fields = properties(described, path)
     assert set(fields) <= set(MEANINGS)
     for name, schema in fields.items():
-        good = {**LEAST[path], name: LEAST[path].get(name, valid(schema)), **SPECIAL.get(name, {})}
+        good = {**SMALL[path], name: SMALL[path].get(name, valid(schema)), **SPECIAL.get(name, {})}
         if "chat" in path:
             good["model"] = "chat"
         reply = client.post(path, json=good)
         reasons = ("is an option of the engine", "no text of", "not trained with labels", "guidance needs a condition")
         understood = any(reason in reply.text for reason in reasons)
         assert reply.status_code == 200 or understood, (name, reply.text)
-        assert client.post(path, json={**LEAST[path], name: invalid(schema)}).status_code in (400, 404, 413, 422), name
-    refused = client.post(path, json={**LEAST[path], "no_such_field": 1})
+        assert client.post(path, json={**SMALL[path], name: invalid(schema)}).status_code in (400, 404, 413, 422), name
+    refused = client.post(path, json={**SMALL[path], "no_such_field": 1})
     assert refused.status_code == 422
 
 
-def test_an_endpoint_that_no_model_can_serve_is_left_out(registry: ModelRegistry):
+def test_endpoint_without_capable_model_is_left_out(registry: ModelRegistry):
     only_masks = ModelRegistry({"masks": registry["masks"]})
     assert set(openapi_document(only_masks, Limits(), "0")["paths"]) == {
         "/healthz",

@@ -1,6 +1,6 @@
-"""The page in a real browser, used as a person would: each pane, two sizes, light and dark, a server that goes away.
+"""The page in a real browser: every pane, two window sizes, light and dark, and a lost server.
 
-See tests/browser.py for what it needs.
+See tests/browser.py for the requirements.
 """
 
 import threading
@@ -60,7 +60,7 @@ class Visit(OpenPage):
         self.until("() => document.getElementById('w-model').options.length > 0")
 
     def until(self, script: str, seconds: float = 30.0) -> None:
-        """Wait for what must come true; the page's policy forbids playwright's own way of asking."""
+        """Wait until a script returns true; the page's policy forbids Playwright's own function for it."""
 
         def asked() -> bool:
             self.page.wait_for_timeout(30)
@@ -72,7 +72,7 @@ class Visit(OpenPage):
         return self.page.locator(selector).text_content() or ""
 
     def check(self) -> None:
-        """Nothing went wrong, nothing was asked of another host, and it can be read and named."""
+        """Check for errors, requests to other hosts, unlabelled controls, repeated ids, overflow and low contrast."""
         assert self.complaints == []
         assert [url for url in self.requests if not url.startswith((self.address, "data:"))] == []
         assert self.page.evaluate(NAMELESS) == []
@@ -103,7 +103,7 @@ def visit(browser: Any, server: tuple[str, object]) -> Iterator[Any]:
 
 @SIZES
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_write_shows_a_text_being_denoised_and_goes_back_through_it(visit: Any, size: tuple[int, int], scheme: str):
+def test_write_shows_denoising_and_its_history(visit: Any, size: tuple[int, int], scheme: str):
     here = visit(size, scheme)
     assert here.text("#w-text") == "Press Write to start."
     here.check()
@@ -115,7 +115,7 @@ def test_write_shows_a_text_being_denoised_and_goes_back_through_it(visit: Any, 
     assert here.text("#w-seeded") == "7"
     assert here.text("#w-step") == "final denoising step"
     here.page.fill("#w-at", "8")
-    assert here.text("#w-step") == "8 of 8"  # as many as were asked for
+    assert here.text("#w-step") == "8 of 8"  # the requested number
     assert here.page.locator("#w-text .made").count() == 20
     here.page.fill("#w-at", "0")
     assert here.text("#w-text") == "the " + "\u2591" * 20  # all masked
@@ -135,7 +135,7 @@ def test_write_shows_a_text_being_denoised_and_goes_back_through_it(visit: Any, 
     here.check()
 
 
-def test_the_models_temperature_and_top_p_are_shown_and_sent(
+def test_temperature_and_top_p_of_model_are_shown_and_sent(
     browser: Any, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(registry["small"].folder.config, "sampling", {"temperature": 0.9, "top_p": 0.8})
@@ -154,7 +154,7 @@ HUES = "() => [...document.querySelectorAll('#w-text .made')].map(node => +node.
 TITLES = "() => [...document.querySelectorAll('#w-text .made')].map(node => node.title)"
 
 
-def test_tokens_are_coloured_by_step_or_by_certainty(visit: Any):
+def test_tokens_are_coloured_by_step_or_certainty(visit: Any):
     here = visit(PHONE, "dark")
     here.write(prompt="the ")
     by_step, said = here.page.evaluate(HUES), here.page.evaluate(TITLES)
@@ -166,7 +166,7 @@ def test_tokens_are_coloured_by_step_or_by_certainty(visit: Any):
     assert [385 - 135 * p for p in sure] == pytest.approx(here.page.evaluate(HUES), abs=2)
     assert "probability 0" in here.text("#w-scale")
     here.page.fill("#w-at", "3")
-    assert 0 < len(here.page.evaluate(HUES)) < 20  # also on the way
+    assert 0 < len(here.page.evaluate(HUES)) < 20  # also at an intermediate step
     here.check()
     again = visit(path=here.page.evaluate("() => location.hash"))
     again.page.wait_for_selector("#w-replay:not([hidden])")
@@ -176,7 +176,7 @@ def test_tokens_are_coloured_by_step_or_by_certainty(visit: Any):
     odd.check()
 
 
-def test_a_link_reproduces_a_text(visit: Any):
+def test_link_reproduces_text(visit: Any):
     first = visit()
     first.write(prompt="ab & <b>", seed="")
     link = first.page.evaluate("() => location.hash")
@@ -189,7 +189,7 @@ def test_a_link_reproduces_a_text(visit: Any):
 
 
 @SIZES
-def test_fill_shows_alternatives_of_a_gap(visit: Any, size: tuple[int, int]):
+def test_fill_shows_alternatives_of_blanks(visit: Any, size: tuple[int, int]):
     here = visit(size)
     here.page.click("#tab-fill")
     here.page.fill("#f-text", "the ____ cat ____{3}.")
@@ -221,7 +221,7 @@ def test_fill_shows_alternatives_of_a_gap(visit: Any, size: tuple[int, int]):
 
 @SIZES
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_correct_marks_corrections_and_takes_them_back(
+def test_corrections_are_marked_and_can_be_undone(
     visit: Any, registry: ModelRegistry, size: tuple[int, int], scheme: str
 ):
     here = visit(size, scheme)
@@ -229,7 +229,7 @@ def test_correct_marks_corrections_and_takes_them_back(
     text = "\U0001f600 the cat sat on the mat"
     here.page.fill("#c-text", text)
     wanted = registry["small"].correct(text)
-    assert wanted.changes  # the network is by chance, and finds everything wrong
+    assert wanted.changes  # the network is random and finds errors everywhere
     here.until("() => document.querySelectorAll('#c-fixed button').length > 0")
     assert here.text("#c-fixed") == wanted.text
     assert here.page.locator("#c-under .changed").count() == len(wanted.changes)
@@ -275,7 +275,7 @@ def test_noise_grows_with_t_and_two_samplers_run_side_by_side(visit: Any):
     here.check()
 
 
-def test_tabs_are_used_by_the_keyboard(visit: Any):
+def test_tabs_support_keyboard_navigation(visit: Any):
     here = visit()
     here.page.locator("#tab-write").focus()
     here.page.keyboard.press("ArrowLeft")
@@ -291,7 +291,7 @@ def test_tabs_are_used_by_the_keyboard(visit: Any):
     ]
 
 
-def test_text_is_never_markup(visit: Any):
+def test_text_is_never_interpreted_as_markup(visit: Any):
     here = visit()
     nasty = "<script>bad=1</script><img src=x onerror=bad=1> \u202eabc \u0007"
     here.page.click("#tab-correct")
@@ -312,7 +312,7 @@ def test_text_is_never_markup(visit: Any):
     here.check()
 
 
-def test_a_lost_server_is_noticed_and_found_again(browser: Any, registry: ModelRegistry):
+def test_lost_server_is_reported_and_reconnected(browser: Any, registry: ModelRegistry):
     port = free_port()
 
     def begin() -> tuple[Server, threading.Thread]:

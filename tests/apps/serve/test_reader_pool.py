@@ -21,7 +21,7 @@ from cedd.apps.serve.registry import ModelRegistry
 from cedd.models.locate import packaged
 from cedd.spelling.corruption import swap_letters
 from cedd.tasks import load
-from tests.apps.serve.servers import IN_THE_CLEAR, connected, httpx, served, until
+from tests.apps.serve.servers import LOCAL_CLIENT, connected, httpx, served, until
 
 TEXTS = (
     "I beleive that teh wether is nice, and alot of it.",
@@ -43,7 +43,7 @@ def process(lexicon: Path) -> Iterator[ReaderProcess]:
     made.end()
 
 
-def found_here(file: Path, text: str, ignored: Any = ()) -> list[Suspect]:
+def local_suspects(file: Path, text: str, ignored: Any = ()) -> list[Suspect]:
     reader, tokens = reader_of(file, file.stat().st_mtime_ns), tokens_of(text)
     return [suspect for suspect, _ in reader.scored(text, tokens, WORD_THRESHOLD, ignored)]
 
@@ -54,28 +54,26 @@ def assert_same(found: list[Suspect], wanted: list[Suspect]) -> None:
         np.testing.assert_array_equal(one.features, other.features)
 
 
-def test_a_process_finds_what_is_found_here(process: ReaderProcess, lexicon: Path):
+def test_process_finds_same_suspects_as_server(process: ReaderProcess, lexicon: Path):
     for text in TEXTS:
-        assert_same(process.suspects(lexicon, text, WORD_THRESHOLD, ()), found_here(lexicon, text))
+        assert_same(process.suspects(lexicon, text, WORD_THRESHOLD, ()), local_suspects(lexicon, text))
     first = process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, {"teh", "alot"})
-    assert_same(first, found_here(lexicon, TEXTS[0], {"teh", "alot"}))
-    assert 0 < len(first) < len(found_here(lexicon, TEXTS[0]))
+    assert_same(first, local_suspects(lexicon, TEXTS[0], {"teh", "alot"}))
+    assert 0 < len(first) < len(local_suspects(lexicon, TEXTS[0]))
 
 
-def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, lexicon: Path):
+def test_killed_process_raises_error_and_is_restarted(process: ReaderProcess, lexicon: Path):
     before = process.start()
     before.kill()
     before.wait()
     with pytest.raises((OSError, EOFError)):
         process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ())
-    assert_same(process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
+    assert_same(process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ()), local_suspects(lexicon, TEXTS[0]))
     assert process.start().pid != before.pid
 
 
 @pytest.mark.slow
-def test_a_process_that_works_for_nobody_is_ended(
-    process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_abandoned_process_is_killed(process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("cedd.apps.serve.reader_pool.ABANDONED_SECONDS", 0.1)
     stuck, asked = process.start(), list[float]()
     os.kill(stuck.pid, signal.SIGSTOP)
@@ -88,13 +86,13 @@ def test_a_process_that_works_for_nobody_is_ended(
         process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, (), wanted)
     assert len(asked) == 2
     assert stuck.poll() is not None
-    assert_same(process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
+    assert_same(process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ()), local_suspects(lexicon, TEXTS[0]))
 
 
-def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
+def test_stopped_process_does_not_block_request_or_answer(
     process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A request, or an answer, that is longer than a pipe."""
+    """With a request, or an answer, that is longer than the buffer of a pipe."""
     monkeypatch.setattr("cedd.apps.serve.reader_pool.ABANDONED_SECONDS", 0.1)
     long = "wrod and so on " * 30_000
     stuck = process.start()
@@ -114,15 +112,15 @@ def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
 
 
 @pytest.mark.slow
-def test_texts_and_doubts_longer_than_a_pipe_arrive_whole(process: ReaderProcess, lexicon: Path):
+def test_texts_and_suspects_longer_than_pipe_arrive_complete(process: ReaderProcess, lexicon: Path):
     long = " ".join([TEXTS[0]] * 6) + " " * 70_000
     found = process.suspects(lexicon, long, WORD_THRESHOLD, ())
     assert len(encode_suspects(found)) > 65536 < len(long)
-    assert_same(found, found_here(lexicon, long))
+    assert_same(found, local_suspects(lexicon, long))
 
 
-def test_a_process_ends_when_its_server_does(process: ReaderProcess):
-    """Also when that was killed: nothing more can come from it."""
+def test_process_ends_with_its_server(process: ReaderProcess):
+    """Also if the server was killed, since its end of the pipe is closed then."""
     begun = process.start()
     assert begun.stdin is not None
     begun.stdin.close()
@@ -148,24 +146,24 @@ def test_processes_are_shared_one_text_at_a_time(lexicon: Path):
     assert ReaderPool(2, []).processes == []  # without a lexicon there is nothing to look up
 
 
-def test_there_are_none_where_pipes_cannot_be_waited_for(lexicon: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_processes_without_poll(lexicon: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr("select.poll")
     assert ReaderPool(2, [lexicon]).processes == []
 
 
-def test_corrections_of_a_server_with_readers_are_the_model_s(lexicon: Path):
+def test_corrections_with_reader_processes_match_model(lexicon: Path):
     model = load(lexicon.parent, "cpu")
     registry = ModelRegistry({"english-char": model}, lookup_processes=1)
     sentences = [TEXTS[0], TEXTS[1], "We will recieve the leters tomorow."]
     with served(registry) as (address, _):
 
         def corrected(text: str) -> str:
-            return httpx.post(f"{address}correct", json={"text": text}, timeout=60, **IN_THE_CLEAR).json()["text"]
+            return httpx.post(f"{address}correct", json={"text": text}, timeout=60, **LOCAL_CLIENT).json()["text"]
 
         for text in sentences:
             assert corrected(text) == model.correct(text).text != TEXTS[0]
         (process,) = registry.reader_pool.processes
-        os.kill(process.start().pid, signal.SIGKILL)  # one that the system ends: this text is read by the server
+        os.kill(process.start().pid, signal.SIGKILL)  # as if killed by the system: the server reads this text itself
         assert corrected(sentences[2]) == model.correct(sentences[2]).text
         assert corrected(sentences[0]) == model.correct(sentences[0]).text
         assert process.process is not None
@@ -180,11 +178,11 @@ def hard_text() -> str:
 
 
 @pytest.mark.slow
-def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lexicon: Path):
+def test_long_text_with_many_errors_meets_deadline_and_delays_no_one(lexicon: Path):
     model = load(lexicon.parent, "cpu")
     registry = ModelRegistry({"english-char": model}, lookup_processes=2)
     with connected(registry, timeout=8.0) as (client, scheduler), ThreadPoolExecutor(1) as pool:
-        assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # readers are there
+        assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # the readers have started
 
         def ask_long() -> tuple[int, float]:
             begin = time.monotonic()
@@ -201,4 +199,4 @@ def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lex
         assert seconds < 8 + 3
         assert len(waits) > 5
         assert max(waits) < 4
-        until(lambda: scheduler.counts == (0, 0))  # nothing goes on for nobody
+        until(lambda: scheduler.counts == (0, 0))  # no work continues without a client

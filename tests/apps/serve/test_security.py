@@ -1,4 +1,4 @@
-"""Who may ask: this machine's programs and this page; no page of another site, by whatever name."""
+"""Access: programs on this machine and the server's own page are accepted, pages of other sites are rejected."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.apps.serve.servers import (
-    IN_THE_CLEAR,
+    LOCAL_CLIENT,
     Headers,
     SecurityMiddleware,
     host_name,
@@ -20,17 +20,17 @@ from tests.apps.serve.servers import (
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8008", "[::1]:8008", "10.1.2.3"])
-def test_the_server_goes_by_these_names(client: Any, host: str):
+def test_local_host_names_are_accepted(client: Any, host: str):
     assert client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8008", "", "[::1"])
-def test_and_by_no_other(client: Any, host: str):
+def test_other_host_names_are_rejected(client: Any, host: str):
     reply = client.post("/correct", json={"text": "a"}, headers={"Host": host})
     assert reply.status_code == 421
 
 
-def test_further_names_are_given(registry):
+def test_additional_host_names_can_be_given(registry):
     guard = SecurityMiddleware(make_app(site(registry)), {"Models.Example"})
     for host, status in (("models.example:80", None), ("other.example", 421)):
         refusal = guard.refusal("GET", Headers({"Host": host}))
@@ -47,7 +47,7 @@ def test_further_names_are_given(registry):
         {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
     ],
 )
-def test_pages_of_other_sites_are_refused(client: Any, headers: dict[str, str]):
+def test_requests_of_other_sites_are_rejected(client: Any, headers: dict[str, str]):
     for reply in (
         client.post("/correct", json={"text": "a"}, headers=headers),
         client.get("/healthz", headers=headers),
@@ -58,13 +58,13 @@ def test_pages_of_other_sites_are_refused(client: Any, headers: dict[str, str]):
     assert client.options("/correct", headers={**headers, "Access-Control-Request-Method": "POST"}).status_code == 403
 
 
-def test_the_page_itself_may_ask_and_links_may_lead_to_it(client: Any, server: tuple[str, object]):
+def test_own_page_and_links_to_it_are_accepted(client: Any, server: tuple[str, object]):
     own = {"Origin": server[0].rstrip("/"), "Sec-Fetch-Site": "same-origin"}
     assert client.post("/correct", json={"text": "a"}, headers=own).status_code == 200
     assert client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status_code == 200
 
 
-def test_every_answer_has_the_headers(client: Any):
+def test_every_response_has_security_headers(client: Any):
     for reply in (
         client.get("/"),
         client.get("/healthz"),
@@ -78,7 +78,7 @@ def test_every_answer_has_the_headers(client: Any):
         assert "server" not in reply.headers
 
 
-def test_the_page_s_policy_allows_its_own_script_and_style_alone(client: Any):
+def test_page_policy_allows_only_its_own_script_and_style(client: Any):
     policy = client.get("/").headers["content-security-policy"]
     assert "unsafe" not in policy
     assert policy.count("sha256-") == 2
@@ -91,7 +91,7 @@ def test_the_page_s_policy_allows_its_own_script_and_style_alone(client: Any):
     assert "innerHTML" not in page
 
 
-def test_texts_come_back_as_they_were_given(client: Any):
+def test_texts_are_returned_unchanged(client: Any):
     text = "<script>alert(1)</script> \u202eabc\u202c \x00\x1b[31m \ud800 </textarea>&amp;"
     body = json.dumps({"text": text, "change": "letters", "threshold": 0})
     reply = client.post("/correct", content=body, headers={"Content-Type": "application/json"})
@@ -99,9 +99,9 @@ def test_texts_come_back_as_they_were_given(client: Any):
     assert reply.headers["content-type"] == "application/json"
 
 
-def test_the_log_has_no_texts(registry, monkeypatch: pytest.MonkeyPatch):
+def test_log_contains_no_texts(registry, monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
-    others = set(threading.enumerate())  # of which another server may yet write of what it answered a test before
+    others = set(threading.enumerate())  # a server of an earlier test may still write to the log
 
     def note(form: str, *values: object) -> None:
         if threading.current_thread() not in others:
@@ -109,10 +109,10 @@ def test_the_log_has_no_texts(registry, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("cedd.apps.serve.app.LOG.info", note)
     with served(registry) as (address, _):
-        httpx.post(f"{address}correct?secret=1", json={"text": "my secret"}, **IN_THE_CLEAR)
-        httpx.get(f"{address}secret/path", **IN_THE_CLEAR)
-        httpx.get(f"{address}v1/models/small", **IN_THE_CLEAR)
-        httpx.get(f"{address}v1/models/secret", **IN_THE_CLEAR)
+        httpx.post(f"{address}correct?secret=1", json={"text": "my secret"}, **LOCAL_CLIENT)
+        httpx.get(f"{address}secret/path", **LOCAL_CLIENT)
+        httpx.get(f"{address}v1/models/small", **LOCAL_CLIENT)
+        httpx.get(f"{address}v1/models/secret", **LOCAL_CLIENT)
     assert len(lines) == 4
     assert lines[0].startswith("POST /correct 200 ")
     assert lines[1].startswith("GET (unknown path) 404 ")
@@ -120,5 +120,5 @@ def test_the_log_has_no_texts(registry, monkeypatch: pytest.MonkeyPatch):
     assert "secret" not in "".join(lines)
 
 
-def test_host_names():
+def test_host_names_are_normalized():
     assert [host_name(host) for host in ("a.B.:80", "[::1]:80", "[::1]", "::1")] == ["a.b", "::1", "::1", ":"]

@@ -1,4 +1,4 @@
-"""Structured output over HTTP, as the clients of vLLM and OpenAI ask for it."""
+"""Structured output over HTTP, as requested by clients of vLLM and OpenAI."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from cedd.data.tokenizers import CharTokenizer, PaddedTokenizer
 from cedd.models.folder import ModelFolder, save_folder
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.tasks import generate, infill, load
-from tests.apps.serve.servers import IN_THE_CLEAR, at_once, connected, httpx, served
+from tests.apps.serve.servers import LOCAL_CLIENT, at_once, connected, httpx, served
 from tests.combinations import covering
 from tests.tasks.models import save_random
 
@@ -42,7 +42,7 @@ ASKED = [
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
-    """With a token that ends texts, and without."""
+    """One model with an end token and one without."""
     folder, how = tmp_path_factory.mktemp("served"), {"length": 24, "time_input": "none"}
     padded, plain = PaddedTokenizer(CharTokenizer(CHARACTERS)), CharTokenizer(CHARACTERS)
     made = {
@@ -66,7 +66,7 @@ def texts(reply: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("model", "asked", "pattern"), covering((model, *row) for row in ASKED for model in ("padded", "plain"))
 )
-def test_completions_are_in_the_language(client: Any, model: str, asked: dict[str, Any], pattern: str):
+def test_completions_satisfy_constraint(client: Any, model: str, asked: dict[str, Any], pattern: str):
     body = {"model": model, "prompt": "a: ", "n": 3, "max_tokens": 14, "seed": 1, "steps": 8, **asked}
     reply = client.post("/v1/completions", json=body)
     for text in texts(reply):
@@ -74,7 +74,7 @@ def test_completions_are_in_the_language(client: Any, model: str, asked: dict[st
     assert {choice["finish_reason"] for choice in reply.json()["choices"]} == {"stop"}
 
 
-def test_texts_are_those_of_generate(client: Any, models: ModelRegistry):
+def test_constrained_texts_match_generate(client: Any, models: ModelRegistry):
     body = {"model": "padded", "prompt": "a: ", "n": 2, "max_tokens": 9, "seed": 4, "guided_regex": "[a-c]{2,6}"}
     found = texts(client.post("/v1/completions", json=body))
     expected = generate(models["padded"], 2, length=12, prompt="a: ", constraint=regex("[a-c]{2,6}"), options=_seed(4))
@@ -87,7 +87,7 @@ def _seed(seed: int) -> Any:
     return SamplingOptions(seed=seed)
 
 
-def test_suffixes_streams_and_blanks(client: Any, models: ModelRegistry):
+def test_constraints_with_suffixes_streams_and_blanks(client: Any, models: ModelRegistry):
     body = {"model": "plain", "prompt": "a", "suffix": "z", "max_tokens": 4, "guided_regex": "[bc]{4}", "seed": 0}
     (text,) = texts(client.post("/v1/completions", json=body))
     sent_along = {"guided_decoding_backend": "auto", "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -104,7 +104,7 @@ def test_suffixes_streams_and_blanks(client: Any, models: ModelRegistry):
     assert re.fullmatch("a [0-9]{4} b [0-9]{4}", expected[0])
 
 
-def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
+def test_concurrent_requests_keep_their_own_constraints(client: Any):
     patterns = ["[ab]{3,9}", "[0-9]{2,8}", "(xy)+", ""] * 3
     found: dict[int, list[str]] = {}
 
@@ -152,8 +152,8 @@ def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
         ({"structured_outputs": {"regex": 5}}, "structured_outputs: a regular expression must be a string"),
     ],
 )
-def test_invalid_constraints_are_refused_in_one_line(client: Any, body: dict[str, Any], message: str):
-    check_refused(client.post("/v1/completions", json={"model": "plain", **body}), 400, message)
+def test_invalid_constraints_give_one_line_errors(client: Any, body: dict[str, Any], message: str):
+    check_rejected(client.post("/v1/completions", json={"model": "plain", **body}), 400, message)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_invalid_constraints_are_refused_in_one_line(client: Any, body: dict[str
         ({"guided_regex": "a+", "particles": 2, "temperature": 0}, "they need a temperature above 0 and top_p 1"),
     ],
 )
-def test_constraints_without_a_text_of_this_length_are_refused(client: Any, body: dict[str, Any], message: str):
-    check_refused(client.post("/v1/completions", json={"model": "plain", **body}), 422, message)
+def test_unsatisfiable_constraints_are_rejected(client: Any, body: dict[str, Any], message: str):
+    check_rejected(client.post("/v1/completions", json={"model": "plain", **body}), 422, message)
 
 
-def check_refused(reply: Any, status: int, message: str) -> None:
+def check_rejected(reply: Any, status: int, message: str) -> None:
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", status)
@@ -180,13 +180,13 @@ def check_refused(reply: Any, status: int, message: str) -> None:
     assert "\n" not in error["message"]
 
 
-def test_blanks_without_a_text_are_refused(client: Any):
+def test_unsatisfiable_blanks_are_rejected(client: Any):
     reply = client.post("/infill", json={"model": "plain", "text": "a ____", "guided_choice": ["abc"]})
     assert reply.status_code == 422
     assert "no text of 4 tokens satisfies" in reply.json()["error"]["message"]
 
 
-def test_labels_of_requests_that_run_together(tmp_path: Path):
+def test_concurrent_requests_keep_their_own_labels(tmp_path: Path):
     """Each request gets the texts of its label, in batches with other labels and with none."""
     network = Transformer(config_from_preset("tiny", vocab_size=30, has_mask=True, length=16, depth=1, labels=2))
     parameters = dict(network.named_parameters())
@@ -206,11 +206,11 @@ def test_labels_of_requests_that_run_together(tmp_path: Path):
         body = {"n": 2, "seed": 3, "steps": 8, "max_tokens": 16}
 
         def ask(number: int) -> None:
-            with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
+            with httpx.Client(base_url=address, timeout=30, **LOCAL_CLIENT) as client:
                 found[number] = texts(client.post("/v1/completions", json=body | asked[number]))
 
         at_once(ask, len(asked))
-        with httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
+        with httpx.Client(base_url=address, timeout=30, **LOCAL_CLIENT) as client:
             reply = client.post("/v1/completions", json=body | {"label": "ye"})
             unconditional = client.post("/v1/completions", json=body | {"guidance": 2})
             by_prompt = texts(
