@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.apps.correct.candidates import CONFUSED, Candidate, Neighbours
-from cedd.apps.correct.forms import FORMS, contraction, is_derived, is_possessive, same_word
+from cedd.apps.correct.forms import FORMS, contraction, is_derived, is_ise_form, is_possessive, same_word
 from cedd.apps.correct.known_words import KINDS
 from cedd.apps.correct.languages import FOREIGN
 from cedd.apps.correct.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
@@ -226,7 +226,9 @@ class Reader:
         free &= english >= np.where(common, ENGLISH["common"], ENGLISH["rare"])
         strange = np.flatnonzero(free & ((own == UNKNOWN) | (~common & (both > MAX_SURPRISE["rare"])))).tolist()
         found: dict[int, Sequence[int] | None] = dict.fromkeys(
-            place for place in strange if not is_possessive(lexicon, tokens[place].key)
+            place
+            for place in strange
+            if not is_possessive(lexicon, tokens[place].key) and not is_ise_form(lexicon, tokens[place].key)
         )
         better = self.better_words(numbers, np.flatnonzero(free & common & (both > MAX_SURPRISE["common"])))
         joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (english >= ENGLISH["rare"])
