@@ -40,6 +40,7 @@ def test_technical_and_recent_words_are_rarely_changed(correct):
         "Our devs will refactor the stylesheet, the hostname and the timesheet.",
         "A vlogger on an e-scooter bought shallots.",
         "We can not theorise about it, pls.",
+        "He likes to theorise.",
         "Users can opt-in to the beta.",
         "Say hi to the user whose id is given.",
         "It logs at the expense of stack traces, and a cron job spawns a worker for each log message.",

@@ -539,6 +539,8 @@ def test_repeated_misspelling_of_training_lists_stays_suspicious(lexicon, monkey
     text = "he received the leter. he went home. " * 20
     assert corrected(replace(knowing, memory={}), text) == text
     assert corrected(knowing, text) == text.replace("leter", "letter")
+    name = text.replace("leter", "Leter")
+    assert corrected(knowing, name) == name
 
 
 def test_repeated_word_is_misspelling_if_one_other_word_fits_everywhere(lexicon):
@@ -550,6 +552,8 @@ def test_repeated_word_is_misspelling_if_one_other_word_fits_everywhere(lexicon)
     meaning = replace(lexicon, weights={"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}})
     assert corrected(meaning, always) == corrected(lexicon, always) == always.replace("leter", "letter")
     assert corrected(meaning, now_and_then) == now_and_then
+    name = always.replace("leter", "Leter")
+    assert corrected(meaning, name) == name
     assert corrected(lexicon, now_and_then) == now_and_then.replace("the zat sat on the zat", "the cat sat on the mat")
 
 

@@ -69,6 +69,12 @@ def is_possessive(lexicon: Lexicon, word: str) -> bool:
     return number is not None and bool(lexicon.log_counts[number] >= LEAST_WITH_S)
 
 
+def is_ise_form(lexicon: Lexicon, word: str) -> bool:
+    """Whether a word is a known one in -ise, and its form in -ize is also a word: theorise, theorize."""
+    other = _S_OF_ISE.sub("z", word)
+    return other != word and lexicon.kind(word) is not None and (other in lexicon.index or other in lexicon.known)
+
+
 _SOUNDS = tuple(
     (re.compile(pattern, re.MULTILINE), sound)
     for pattern, sound in (
@@ -108,8 +114,8 @@ _VARIANTS = tuple(
         ("ogue(?=s?$)", "og"),
     )
 )
-_ISE = re.compile("(?<=[a-z]{3}[iy])z(?=e[drs]?$|ers$|ing|ation|able)")
-"""The z of -ize and its derivatives."""
+_ISE, _S_OF_ISE = (re.compile(rf"(?<=[a-z]{{3}}[iy]){letter}(?=e[drs]?$|ers$|ing|ation|able)") for letter in ("z", "s"))
+"""The z of -ize and its derivatives, and the s of -ise."""
 
 
 def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.apps.correct.candidates import CONFUSED, Candidate, Neighbours
-from cedd.apps.correct.forms import FORMS, contraction, is_derived, is_possessive, same_word
+from cedd.apps.correct.forms import FORMS, contraction, is_derived, is_ise_form, is_possessive, same_word
 from cedd.apps.correct.known_words import KINDS
 from cedd.apps.correct.languages import FOREIGN
 from cedd.apps.correct.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
@@ -172,10 +172,12 @@ class Reader:
 
     def with_repeats(self, tokens: Sequence[Token], suspects: Sequence[Suspect]) -> list[Suspect]:
         """The suspects; repetition does not count in favour of a word if the same other word fits better at all its
-        places."""
+        places, unless it is a name: capitalized in the middle of a sentence."""
         places: dict[str, list[int]] = defaultdict(list)
+        names = {tokens[one.place].key for one in suspects if one.features[0, COLUMN["kept rare capital"]]}
         for number, suspect in enumerate(suspects):
-            if suspect.rare and suspect.features[0, COLUMN["kept repeated"]]:
+            repeated = suspect.features[0, COLUMN["kept repeated"]] and tokens[suspect.place].key not in names
+            if suspect.rare and repeated:
                 places[tokens[suspect.place].key].append(number)
         result = list(suspects)
         for numbers in places.values():
@@ -226,7 +228,9 @@ class Reader:
         free &= english >= np.where(common, ENGLISH["common"], ENGLISH["rare"])
         strange = np.flatnonzero(free & ((own == UNKNOWN) | (~common & (both > MAX_SURPRISE["rare"])))).tolist()
         found: dict[int, Sequence[int] | None] = dict.fromkeys(
-            place for place in strange if not is_possessive(lexicon, tokens[place].key)
+            place
+            for place in strange
+            if not is_possessive(lexicon, tokens[place].key) and not is_ise_form(lexicon, tokens[place].key)
         )
         better = self.better_words(numbers, np.flatnonzero(free & common & (both > MAX_SURPRISE["common"])))
         joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (english >= ENGLISH["rare"])
@@ -443,17 +447,17 @@ class Reader:
             "kept name without capital": named and not capital,
             "kept contraction": contraction(token) is not None,
             "kept acronym": source.acronyms[place],
-            "kept repeated": self.repeated(source, token.key),
+            "kept repeated": self.repeated(source, token.key, name),
         }
         for feature, value in kept.items():
             features[0, COLUMN[feature]] = value
         return features
 
-    def repeated(self, source: TokenizedText, key: str) -> float:
+    def repeated(self, source: TokenizedText, key: str, name: bool) -> float:
         """In a long text: the logarithm of the ratio of a word's count to its expected count, if above 1; 0 for a
-        misspelling that the lexicon remembers."""
+        misspelling that the lexicon remembers, unless it is used as a name."""
         number = self.lexicon.index.get(key, UNKNOWN)
-        if key in self.lexicon.memory and math.log(self.lexicon.counts[number]) < RARE:
+        if not name and key in self.lexicon.memory and math.log(self.lexicon.counts[number]) < RARE:
             return 0.0
         expected = len(source.keys) * self.lexicon.counts[number] / self.lexicon.total
         return max(0.0, math.log(source.counts[key] / max(1.0, expected))) if len(source.tokens) >= LONG_TEXT else 0.0
