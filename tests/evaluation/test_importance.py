@@ -128,6 +128,9 @@ def test_tokens_are_written_with_their_costs(name: str, runs, words, tmp_path: P
     mean = sum(nats for costs in texts for _, nats in costs) / sum(map(len, texts))
     assert mean == pytest.approx(bound["by_orders"]["1"] if name == "first" else bound["nats_per_token"])
     assert read_tokens(path, 2) == texts[:2]
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match=r"empty\.jsonl: the file is empty"):
+        read_tokens(tmp_path / "empty.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_block_size_mismatches_and_unsupported_options_are_rejected(config: Make
     changes = {"block": 18, "length": 36, "process.name": "absorb", "method": "cedd", "steps": 1}
     long = config("long", changes)
     run(long)
-    with pytest.raises(ValueError, match=r"writes 18 tokens at once, .* at most 12; use importance"):
+    with pytest.raises(ValueError, match=r"at most 12 tokens; .* generates 18 tokens together; use importance"):
         cedd.evaluate(long.out, long.data, bound="exact", device="cpu")
 
 

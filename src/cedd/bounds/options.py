@@ -60,5 +60,9 @@ class BoundOptions:
 
 def check_at_least_one(name: str, value: object) -> None:
     """Raise a ValueError for a number that is neither None nor an integer of at least 1."""
-    if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
-        raise ValueError(f"{name} must be an integer, at least 1 (got {value!r})")
+    if value is None:
+        return
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer (got {value!r})")
+    if int(value) < 1:
+        raise ValueError(f"{name} must be at least 1 (got {value!r})")

@@ -200,8 +200,8 @@ def check_bound_of(folder: ModelFolder, asked: BoundName) -> None:
         check_reveal_orders(folder.method, folder.process)
         if asked == "exact" and (tokens := folder.method.block or folder.length) > MOST_POSITIONS:
             raise ValueError(
-                f"{folder.name} writes {tokens} tokens at once, and an exact likelihood is a sum over the orders of at "
-                f"most {MOST_POSITIONS}; use importance"
+                f"the exact likelihood sums over all reveal orders of at most {MOST_POSITIONS} tokens; {folder.name} "
+                f"generates {tokens} tokens together; use importance"
             )
 
 

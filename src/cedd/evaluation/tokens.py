@@ -58,6 +58,8 @@ def read_tokens(path: Path, most: int | None = None) -> list[TokenCosts]:
     """The sequences in such a file, at most `most`."""
     with reading(path):
         lines = path.read_text(encoding="utf-8").splitlines()[:most]
+        if not lines:
+            raise ValueError("the file is empty")
         return [
             [(str(text), float("inf") if nats is None else float(nats)) for text, nats in json.loads(line)["tokens"]]
             for line in lines

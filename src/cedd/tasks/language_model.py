@@ -327,6 +327,8 @@ class LanguageModel(LoadedModel):
         """
         if bound not in (None, *get_args(Figure)):
             raise ValueError(f"bound must be exact, tight or importance (got {bound!r})")
+        if orders != ORDERS and bound != "importance":
+            raise ValueError("orders has no effect without bound='importance'")
         texts = list(text) if isinstance(text, list | tuple) else [text]
         for one in texts:
             check_text(one, "the text to measure")
