@@ -99,12 +99,6 @@ def test_choice_matches_its_texts():
         choice(["\ud800"])
 
 
-@pytest.mark.parametrize(("least", "most"), [(-1, 2), (3, 2)])
-def test_invalid_lengths_are_rejected(least, most):
-    with pytest.raises(ValueError, match="0 <= least <= most"):
-        length(least, most)
-
-
 def test_intersect_rejects_non_languages():
     with pytest.raises(ValueError, match="intersect takes languages"):
         intersect("a")  # type: ignore[arg-type]

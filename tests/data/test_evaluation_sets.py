@@ -4,6 +4,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cedd.data.detokenizers import DETOKENIZERS
@@ -100,11 +101,13 @@ def test_protocol_is_named_hashed_and_complete(root: Path) -> None:
         assert load_evaluation_set(**options, root=root).protocol["protocol_sha256"] != protocol["protocol_sha256"]
 
 
-def test_number_of_workers_does_not_change_protocol(root: Path) -> None:
+def test_number_of_workers_does_not_change_tokens(root: Path) -> None:
     one, two = (
         load_evaluation_set("ptb", ByteTokenizer(), 4, root=root, workers=n, cache=root / str(n)) for n in (1, 2)
     )
     assert one.protocol == two.protocol
+    every = np.arange(len(one.packed))
+    assert np.array_equal(one.blocks(every), two.blocks(every))
 
 
 def test_other_splits(root: Path) -> None:

@@ -345,12 +345,15 @@ def test_running_estimate_is_plotted(runs: dict[str, Path], text: Path, tmp_path
     assert path.stat().st_size > 1000
 
 
-def test_table_contains_key_results(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
+def test_table_contains_key_results(
+    runs: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that no cell is wrapped
     words = ["evaluate", str(runs["roulette"]), str(runs["absorb"]), "--data", str(text), "--draws", "2"]
     assert main([*words, "--plot", str(tmp_path / "plot.png"), "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for part in ("perplexity per token", "bits per byte", "positive is worse", "roulette", "tokens left over"):
-        assert part.split()[0] in said
+    for part in ("perplexity per token", "bits per byte", "roulette", "tokens left over"):
+        assert part in said
     assert "Differences are paired over the same 63 sequences" in said
     assert main([words[0], words[1], *words[3:], "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -281,8 +281,9 @@ def test_perplexity_of_text_of_any_length(absorb: cedd.LanguageModel, text: str)
 @pytest.mark.parametrize("bound", ["tight", "importance"])
 def test_perplexity_of_list_matches_single_texts(absorb: cedd.LanguageModel, bound: Figure) -> None:
     texts = ["The cat.", "The", "The mat.", "The dog sat"]
-    found = absorb.perplexity(texts, bound=bound, draws=4, orders=4)
-    alone = [absorb.perplexity(text, bound=bound, draws=4, orders=4) for text in texts]
+    how: dict[str, Any] = {"bound": bound} | ({"orders": 4} if bound == "importance" else {"draws": 4})
+    found = absorb.perplexity(texts, **how)
+    alone = [absorb.perplexity(text, **how) for text in texts]
     assert found == pytest.approx(alone, rel=1e-5)
 
 
