@@ -47,6 +47,7 @@ def left(text, syntax):
         ("python", 'code = 1  # a b\ndef code(code: str = "code"): """cc dd"""\n', "a b cc dd"),
         ("python", "# code = code(1)\n# for code in code:\n# import code\n# a b  # noqa: code\n", ""),
         ("python", "x = f'aa bb {code} c'\ny = r'code'\n", "aa bb c"),
+        ("python", "x = 'aa a bb'\ny = 'code c'\n", "aa a bb"),
         ("python", '"""A b.\n\nArgs\n    code (code): c d.\n\n    >>> code\n"""\n', "A b Args c d"),
         ("javascript", "code(code) // a b\n/** @param {code} code c d */ const code = 'ee ff';", "a b c d ee ff"),
         ("c", "let code = \"a bb cc\"; // it's b\nlet code = 'c'; /* d */", "a bb cc it's b d"),

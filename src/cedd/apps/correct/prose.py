@@ -357,7 +357,7 @@ _COMMENTED_CODE = re.compile(
     r"[;{}]\s*$|^\s*(?:for\s+\w+\s+in\b.*:\s*$|from\s+[\w.]+\s+import\b|import\s+[\w.]+\s*$)|"
     r"^\s*[\w.\[\]]+\s*(?:=|\+=|:=|\()|[=!<>]=|=>|->|&&|\|\||::|\w\(|^\s*<"
 )
-_TWO_WORDS = re.compile(r"[^\W\d_]{2,}\W+[^\W\d_]{2,}")
+_TWO_WORDS = re.compile(r"[^\W\d_]{2,}(?:\W+[aAI])?\W+[^\W\d_]{2,}")
 
 
 @lru_cache
