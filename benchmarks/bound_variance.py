@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=64, help="held-out sequences for the bound")
     parser.add_argument("--draws", type=int, default=16, help="noise draws per sequence")
     parser.add_argument("--repetitions", type=int, default=2, help="estimates per bound")
-    parser.add_argument("--methods", nargs="+", default=["cedd-star"], help="methods; each is a row per process")
+    parser.add_argument("--methods", nargs="+", default=["cedd-star"], help="methods to measure on each process")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--json", action="store_true", help="print one JSON object per row")
     options = parser.parse_args()

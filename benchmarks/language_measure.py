@@ -185,8 +185,9 @@ class LanguageHooks(CellHooks):
     def weighted(
         self, trainer: Trainer, model: Backbone, text: str, tight: BoundEstimate
     ) -> tuple[dict[str, Any], NDArray[Any]]:
-        """The importance-weighted bound on some blocks of a text (of ar, the exact likelihood), and what it is less
-        than `tight` on the same ones; its values. Interrupted, it resumes from the weights in the run's folder."""
+        """The importance-weighted bound on some blocks of a text (for ar, the exact likelihood) with its difference
+        from `tight` on the same blocks, and its value per block. An interrupted measurement resumes from the weights in
+        the run's folder."""
         (blocks, protocol), orders = self.texts[text], self.arguments.orders
         began, which = time.perf_counter(), evenly_spaced(len(blocks), self.arguments.order_blocks)
         checkpoint = trainer.config.out / f"orders-{text}-{len(which)}x{orders}.npz"

@@ -188,7 +188,7 @@ def distance(files: Sequence[Rows]) -> str:
 
 
 def nats(rows: Rows, cell: str, text: str, bound: str) -> float | None:
-    """The nats per token of a row, if they were measured and are finite."""
+    """Nats per token of a row; None if they are infinite or were not measured."""
     final = rows.finished(cell)
     return None if final is None else final["rows"][""]["texts"].get(text, {}).get(bound, {}).get("nats_per_token")
 

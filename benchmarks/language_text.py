@@ -27,7 +27,7 @@ SETS: Mapping[str, str] = {
 }
 """The paper's test sets, in its order."""
 BREAKS: Mapping[str, str] = {"wikipedia": "\n\n\n", "books": "\n\n\n\n"}
-"""The separator of documents in a text file, by the file's name; three newlines in other files."""
+"""Document separators of text files, by file name. In other files it is three newlines."""
 ENDINGS = (".txt", ".txt.xz", ".txt.gz", ".jsonl", ".jsonl.xz", ".jsonl.gz")
 
 

@@ -177,7 +177,7 @@ def shortened(sentence: Misspelt, size: int) -> Misspelt | None:
 
 
 def bare_words(text: str) -> list[str]:
-    """The lower-case words of a text, without punctuation at their edges."""
+    """The words of a text in lower case, without leading and trailing punctuation."""
     stripped = (re.sub(r"^\W+|\W+$", "", word.replace("’", "'").lower()) for word in text.split())
     return [word for word in stripped if word]
 

@@ -330,6 +330,14 @@ def write_json(path: Path, value: object, indent: int = 1) -> None:
 # Reading files that may be damaged, or of another version
 
 
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, with or without a byte order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text: convert it to UTF-8 first") from None
+
+
 @contextmanager
 def reading(source: Path | str) -> Iterator[None]:
     """Context for code that interprets a file: errors become a ValueError of one line that names the file."""

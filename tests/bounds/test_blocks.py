@@ -103,7 +103,7 @@ def test_independent_and_stratified_draws_agree(kind: str) -> None:
 
 
 def conditional_logits(model: BlockNetwork, past: tuple[int, ...]) -> Any:
-    """The network of a block, in the oracle's calling convention."""
+    """The network for one block, with the signature that the reference implementation expects."""
 
     def logits(states: list[tuple[int, ...]], sigma: float) -> np.ndarray:
         x = torch.tensor(states)
@@ -134,7 +134,7 @@ def test_exact_likelihood_is_product_over_blocks(time_free: bool) -> None:
 
 
 def test_likelihood_of_positions_given_rest_of_block() -> None:
-    """A prompt that ends within a block: the likelihood of the rest of that block and of the next."""
+    """The prompt ends inside a block; the likelihood covers the rest of that block and the next one."""
     process = cedd.absorb(V)
     model, text = BlockNetwork(process, L, BLOCK, seed=7, time_free=True), TEXTS[50:51]
     found = cedd.exact_likelihood(model, process, text, (1, 2, 3), method="cedd", block=BLOCK)
@@ -170,7 +170,7 @@ def test_importance_bounds_converge_to_exact_likelihood() -> None:
 
 
 def prefix_network(V: int, L: int, seed: int) -> Any:
-    """A function from the text before a token to the logits of that token [V]."""
+    """A function that maps the preceding text to the logits of the next token, [V]."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(sum(V**known for known in range(L)), V, generator=generator, dtype=FLOAT64)
 

@@ -194,7 +194,7 @@ def test_no_draw_weighs_much_more_than_mean_for_equal_ratios(process: cedd.Token
 
 
 def test_times_for_score_networks_cover_shuffling() -> None:
-    """On roulette(0.05), most jumps happen where hardly a token is kept: t from 0.2 to 0.9."""
+    """On roulette(0.05), most jumps happen for t from 0.2 to 0.9, where almost no token is kept."""
     data, met = torch.zeros(1, 2, dtype=torch.int64), dict[str, float]()
     for name, meaning in {"ratios": Score(), "probabilities": Bayes()}.items():
         process = cedd.roulette(V, 0.05)

@@ -261,7 +261,7 @@ def test_resumed_run_keeps_its_rate_decay(tmp_path: Path):
 
 
 def test_steps_are_timed_with_final_vocabulary_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The head over a few thousand tokens takes a large part of a step."""
+    """With a few thousand tokens, the vocabulary head takes a large part of a step."""
     timed_with: list[int] = []
 
     def step(config, size):

@@ -188,7 +188,7 @@ def test_compilation_in_parts_gives_same_automaton(monkeypatch):
 
 
 def test_tokens_that_no_state_distinguishes_are_followed_once(monkeypatch):
-    """All letters lead from every state to the same, so only the number of letters of a token counts."""
+    """From each state, all letters lead to the same next state, so only a token's length matters."""
     words = [bytes(word) for n in (1, 2, 3) for word in itertools.product(b"abcdefgh", repeat=n)]
     given = list[int]()
     walk = token_automaton._walk

@@ -593,7 +593,7 @@ def test_language_spans_may_start_and_end_within_blocks(sampler: str) -> None:
 def test_unsupported_options_are_rejected() -> None:
     model = network()
     where = torch.arange(12) == 9
-    with pytest.raises(ValueError, match="no text can be given in a block after one with a blank"):
+    with pytest.raises(ValueError, match="text cannot be given in a later block than a blank"):
         sample(model, MASKS, (1, 12), method=IN_BLOCKS, constraint=Fixed(torch.zeros(12).long(), where))
 
     class Joint(JointConstraint):

@@ -27,7 +27,7 @@ from cedd.samplers.particle_set import ParticleSet
 from cedd.samplers.random_numbers import check_count
 from cedd.samplers.registry import named_sampler
 from cedd.samplers.sampler import OWN_OPTIONS
-from cedd.storage import check_writable
+from cedd.storage import check_writable, read_text
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
@@ -73,10 +73,7 @@ def constraints_of(options: ConstraintOptions) -> list[Language]:
         raise UserError(f"{names[1]} and {names[0]} cannot be combined; use one of them")
     made = [regex(pattern) for pattern in options.regex or ()]
     if options.json_schema is not None:
-        try:
-            made = [json_schema(options.json_schema.read_text(encoding="utf-8-sig").strip())]
-        except UnicodeDecodeError:
-            raise ValueError(f"{options.json_schema} is not UTF-8 text: convert it to UTF-8 first") from None
+        made = [json_schema(read_text(options.json_schema).strip())]
     if options.choices is not None:
         if not options.choices:
             raise UserError("--choices needs at least one text")

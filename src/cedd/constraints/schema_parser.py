@@ -76,8 +76,7 @@ _DATE = f"({_YEAR}-{_MONTH_DAYS}|{_LEAP}-02-29)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _ZONE = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
-_HOST = "[a-zA-Z0-9](-?[a-zA-Z0-9]){0,31}"
+_LABEL = "[a-zA-Z0-9](-?[a-zA-Z0-9]){0,31}"
 _DAYS = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
 _HOURS = "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 FORMATS = {
@@ -87,12 +86,12 @@ FORMATS = {
     "duration": f"P({_DAYS}({_HOURS})?|{_HOURS}|[0-9]+W)",
     "email": rf"[a-zA-Z0-9_+-]+(\.[a-zA-Z0-9_+-]+)*@{_LABEL}(\.{_LABEL})+",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "hostname": rf"{_HOST}(\.{_HOST}){{0,2}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,2}}",
     "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
     "ipv6": "[0-9a-f]{1,4}(:[0-9a-f]{1,4}){7}",
 }
 """Formats of strings, as regular expressions: real dates of the years 1 to 9999, times and durations without fractions,
-host names of at most three labels, and IPv6 addresses with all of their groups."""
+host names of at most three labels of at most 63 characters, and IPv6 addresses with all of their groups."""
 LARGEST = 1e100
 """Largest absolute value of a bound."""
 _ANY_TEXT = Repeat(ANY, 0, None)

@@ -38,7 +38,7 @@ from cedd.models.folder import load_folder
 from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, is_model, packaged, pretrained_names
 from cedd.network import Network, evaluating
-from cedd.storage import JSONMapping, atomic_write, expanded, file_sha256, read_json
+from cedd.storage import JSONMapping, atomic_write, expanded, file_sha256, read_json, read_text
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,7 @@ def load_samples(path: str | Path) -> Samples:
     made_by: JSONMapping = {}
     texts: list[str] = []
     ids: list[list[int]] = []
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not UTF-8 text: convert it to UTF-8 first") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(file).split("\n"), 1):
         try:
             entry: Any = json.loads(line) if line.strip() else {"made_by": made_by}
         except (ValueError, RecursionError):

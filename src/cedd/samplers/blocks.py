@@ -219,6 +219,6 @@ def _check_prompts(held: Tensor) -> None:
     after = free.cumsum(1) - free.long() > 0  # a block before is written
     if bool((held.any(2) & after).any()):
         raise ValueError(
-            "a block diffusion model writes from left to right, so no text can be given in a block after one with a "
-            "blank; use a model without blocks"
+            "block diffusion models generate from left to right, so text cannot be given in a later block than a blank"
+            "; use a model without blocks"
         )

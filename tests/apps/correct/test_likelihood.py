@@ -1,4 +1,4 @@
-"""Likelihoods of versions of a text, with a shuffling model and with a masked model."""
+"""Likelihoods of alternative texts under models that shuffle and models that mask."""
 
 import numpy as np
 import pytest

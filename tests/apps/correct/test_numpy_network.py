@@ -61,7 +61,7 @@ def sequences(count, length, seed=0):
     ],
 )
 def test_outputs_match_torch(changes):
-    """For a batch of sequences of different lengths."""
+    """The batch contains sequences of different lengths."""
     sigma = 0.3
     model, arrays = networks(sigma if changes.get("time_input") == "sigma" else 0.0, **changes)
     given = [(sequences(1, length, length)[0], wanted) for length, wanted in ((9, 0), (9, 4), (9, 8), (20, 7), (1, 0))]

@@ -156,7 +156,7 @@ def test_code_names_and_unusual_words_are_unchanged(lexicon, text):
     [
         "`he received the leter,' he went, `and the letter'",  # quotations
         "he went home\n```\ncode\n```\nhe received the leter\n```\ncode\n```\n",
-        "```\nhe received the leter\n``` text\ncode\n```\n",  # starts within a block
+        "```\nhe received the leter\n``` text\ncode\n```\n",  # the text starts inside a code block
         "he < the house and the leter > home",
         "the house--leter",
         "he went to the house. A $ of the leter",

@@ -73,7 +73,7 @@ def at_once(ask: Callable[[int], None], count: int) -> None:
 
 
 def apply_edits(texts: list[list[Any]], step: dict[str, Any]) -> None:
-    """Change the shown texts by the edits of a step."""
+    """Apply the edits of a step to the displayed texts."""
     for i, place, piece, *_ in step["edits"]:
         assert texts[i][place] != piece  # an edit changes something
         texts[i][place] = piece
