@@ -25,6 +25,7 @@ The number of calls is the largest number of events of a sequence, and all but t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -44,7 +45,8 @@ from cedd.samplers.random_numbers import FlatRows, RandomNumbers, UniformNumbers
 ROUNDING = 1e-12
 LEEWAY = 1e-9
 """Tolerance for probabilities outside [0, 1] by rounding."""
-_PROBABILITIES = (0.0, 1e-3, 0.1, 0.5, 0.9, 1.0)
+_LOG_PROBABILITIES = (-math.inf, *map(math.log, (1e-3, 0.1, 0.5, 0.9, 1.0)))
+"""log f_x of a token, where rules are checked."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -71,25 +73,34 @@ class Chances(NamedTuple):
         return Chances(*(torch.where(condition, mine, its) for mine, its in zip(self, other, strict=True)))
 
 
+def _leaps(
+    rule: StepRule,
+    parameterization: Affine,
+    noise: Noise,
+    earlier: Noise,
+    states: Sequence[int],
+    log_probs: Sequence[float],
+) -> Leap:
+    """The leaps [C, K] of C cases, each a state and log f_x, in the steps from noise [K] to earlier [K]."""
+    noise, earlier = (each.map(lambda value: value.expand(len(states), -1)) for each in (noise, earlier))
+    x, log_prob_x = torch.tensor(states), torch.tensor(log_probs, dtype=torch.float64)
+    cases = (log_prob_x[:, None].expand(noise.t.shape), x[:, None].expand(noise.t.shape))
+    return rule.leap(parameterization.coefficients(*cases, noise), earlier)
+
+
 def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> Chances:
     """The probabilities in the steps from noise [K] to earlier [K] for a rule that declares `jump_first`. `stay` of a
     token is then monotone in f_x, so its minimum is at f_x = 0 or 1."""
-    token = torch.zeros_like(noise.t, dtype=torch.int64)
-
-    def leap(x: Tensor, log_prob: float) -> Leap:
-        log_prob_x = torch.full_like(noise.t, log_prob)
-        return rule.leap(parameterization.coefficients(log_prob_x, x, noise), earlier)
-
-    improbable, certain = leap(token, -torch.inf), leap(token, 0.0)
-    change, remask = 1 - torch.minimum(improbable.stay, certain.stay), improbable.remask
+    cases = (0, 0, noise.vocab_size), (-math.inf, 0.0, 0.0)
+    leap = _leaps(rule, parameterization, noise, earlier, *(case[: 2 + noise.has_mask] for case in cases))
+    change, remask = 1 - torch.minimum(leap.stay[0], leap.stay[1]), leap.remask[0]
     change = torch.where(change - remask > ROUNDING, change, remask)
     if not noise.has_mask:
         return Chances(torch.zeros_like(change), torch.zeros_like(change), change, torch.zeros_like(change))
-    at_mask = leap(torch.full_like(token, noise.vocab_size), 0.0)
-    reveal = 1 - at_mask.stay
+    reveal = 1 - leap.stay[2]
     # A step to t = 0 reveals all masks, without the rounding error of 1e-16.
     reveal = torch.where(earlier.t == 0, 1.0, reveal)
-    return Chances(reveal, remask, change, at_mask.floor)
+    return Chances(reveal, remask, change, leap.floor[2])
 
 
 def check_leaps(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> None:
@@ -97,18 +108,17 @@ def check_leaps(rule: StepRule, parameterization: Affine, noise: Noise, earlier:
     [K], at a mask or at a token of any f_x. At t = 0 the last rule is used instead."""
     before_last = (earlier.t > 0).nonzero().squeeze(1)
     noise, earlier = noise.rows(before_last), earlier.rows(before_last)
-    cases = [("token", 0, prob) for prob in _PROBABILITIES] + [("mask", noise.vocab_size, 1.0)] * noise.has_mask
-    for what, state, prob in cases:
-        log_prob, x = (torch.full_like(noise.t, value) for value in (prob, state))
-        leap = rule.leap(parameterization.coefficients(log_prob.log(), x.long(), noise), earlier)
-        for name, value in {"stay": leap.stay, "remask": leap.remask, "stay + remask": leap.stay + leap.remask}.items():
-            wrong = ~((value >= -LEEWAY) & (value <= 1 + LEEWAY))  # also refuses nan
-            if bool(wrong.any()):
-                k = int(wrong.int().argmax())
-                raise ValueError(
-                    f"the step rule {rule.name!r} has no law from t = {noise.t[k]:.4g} to {earlier.t[k]:.4g}: the "
-                    f"probability {name!r} of a {what} is {value[k]:.4g}; use more steps, or limit it to [0, 1]"
-                )
+    states = [0] * len(_LOG_PROBABILITIES) + [noise.vocab_size] * noise.has_mask
+    leap = _leaps(rule, parameterization, noise, earlier, states, [*_LOG_PROBABILITIES, 0.0][: len(states)])
+    for name, value in {"stay": leap.stay, "remask": leap.remask, "stay + remask": leap.stay + leap.remask}.items():
+        wrong = (~((value >= -LEEWAY) & (value <= 1 + LEEWAY))).nonzero()  # also refuses nan
+        if len(wrong):
+            case, k = wrong[0].tolist()
+            raise ValueError(
+                f"the step rule {rule.name!r} has no law from t = {noise.t[k]:.4g} to {earlier.t[k]:.4g}: the "
+                f"probability {name!r} of a {'token' if states[case] == 0 else 'mask'} is {value[case, k]:.4g}; use "
+                "more steps, or limit it to [0, 1]"
+            )
 
 
 def _flat(flags: Tensor) -> NDArray[np.bool_]:
