@@ -285,7 +285,8 @@ def check_kernels(device: str) -> None:
 
 
 def kernel_cases():
-    """The cases of the tests, some with many tokens per class, and one with more states and classes than a tile."""
+    """The cases of the tests, some with many tokens per class, one with more states and classes than a tile, and some
+    whose transitions fit in registers in each way."""
     yield from ((automaton, log_probs.float().double()) for automaton, log_probs in cases(8))
     rng = np.random.default_rng(2)
     few = automaton_of([(0, 0, 0), (0, 2, 1), (1, 1, 0)], [True, False], 3)
@@ -293,6 +294,13 @@ def kernel_cases():
         wide = np.array([token % 3 for token in range(size)], dtype=np.int32)
         yield replace(few, classes=wide), normal(rng, length, size)
     yield random_automaton(rng, 90, 70), normal(rng, 3, 90)
+    for states, wide in ((100, 0), (100, 3), (20, 2)):  # states with 2 transitions, and some with 20
+        made = [
+            (state, label, (state + 1 + 7 * label) % states)
+            for state in range(states)
+            for label in range(20 if state < wide else 2)
+        ]
+        yield automaton_of(made, [state % 3 > 0 for state in range(states)], 20), normal(rng, 5, 20)
 
 
 def normal(rng: np.random.Generator, length: int, vocab_size: int) -> torch.Tensor:
@@ -335,7 +343,9 @@ def test_kernels_match_torch_on_gpu():
     check_kernels("cuda")
 
 
-@pytest.mark.parametrize("name", ["row_sums", "backward", "forward", "choose", "follow", "draw", "pick"])
+@pytest.mark.parametrize(
+    "name", ["row_sums", "backward", "small_backward", "forward", "choose", "follow", "draw", "pick"]
+)
 @pytest.mark.parametrize("greedy", [False, True])
 def test_kernels_compile_for_hopper(name: str, greedy: bool):
     pytest.importorskip("triton")
@@ -343,7 +353,7 @@ def test_kernels_compile_for_hopper(name: str, greedy: bool):
 
     floats = ("sums", "beta", "alpha", "weights", "factors", "numbers", "used")
     integers = ("places", "starts", "labels", "sources", "targets", "drawn", "picked", "rows", "known", "tokens")
-    by_count = name in ("backward", "choose", "follow", "draw")
+    by_count = name in ("backward", "small_backward", "choose", "follow", "draw")
     small = ("labels", "targets", "starts", "order", "rank", "edges", "path") if by_count else ()
     types = (
         {"values": "*fp32", "logits": "*fp32", "chosen": "*i8"}
@@ -352,6 +362,6 @@ def test_kernels_compile_for_hopper(name: str, greedy: bool):
     )
     types |= dict.fromkeys(("columns", "groups", "length", "batch", "classes", "states", "many"), "i32")
     types |= dict.fromkeys(small, "*i32")
-    sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64}
+    sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64, "SOME": True}
     constants = {"GREEDY": greedy, **sizes}
     assert compile_for_hopper(getattr(kernels, f"_{name}_kernel"), types, constants, kernels.WARPS)

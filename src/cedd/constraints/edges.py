@@ -24,6 +24,8 @@ class Edges(NamedTuple):
     """The place of each state in this order, [Q]."""
     many: int
     """How many states have more than `MANY` transitions."""
+    most: int
+    """The largest number of transitions of a state."""
 
     @classmethod
     def by_count(cls, label: Tensor, target: Tensor, starts: Tensor) -> Self:
@@ -35,4 +37,4 @@ class Edges(NamedTuple):
         places = own + torch.arange(len(own), device=own.device)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         tables = (table.to(torch.int32) for table in (label[places], target[places], begins, order, rank))
-        return cls(*tables, many=int((counts > MANY).sum()))
+        return cls(*tables, many=int((counts > MANY).sum()), most=int(counts.max()) if len(counts) else 0)

@@ -29,6 +29,8 @@ GAMMA = tl.constexpr(splitmix.GAMMA)
 FIRST_FACTOR = tl.constexpr(0xBF58476D1CE4E5B9)
 SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
 """Of SplitMix64."""
+SMALL = 512
+"""States with few transitions up to which an automaton is kept in registers."""
 FEW = 64
 """Groups up to which a tile has 32 of them."""
 
@@ -59,18 +61,18 @@ def _put_log_sums(
     largest = tl.full([TILE], float("-inf"), tl.float64)
     total = tl.zeros([TILE], tl.float64)
     for depth in range(0, longest, DEPTH):
-        place = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
-        inside = place < end[:, None]
+        place = (begin + depth)[None, :] + tl.arange(0, DEPTH)[:, None]
+        inside = place < end[None, :]
         where = tl.load(first_places + place, mask=inside, other=0)
         fixed = tl.where(inside & (where == only), 0.0, float("-inf")).to(tl.float64)
         terms = tl.where(only < 0, _terms(first, where, inside), fixed)
         if JOINT:
             terms += _terms(second, tl.load(second_places + place, mask=inside, other=0), inside)
-        higher = tl.maximum(largest, tl.max(terms, 1))
+        higher = tl.maximum(largest, tl.max(terms, 0))
         if not GREEDY:
             unit = tl.maximum(higher, LOWEST)
             total *= tl.exp(tl.maximum(largest, LOWEST) - unit)
-            total += tl.sum(tl.exp(terms - unit[:, None]), 1)
+            total += tl.sum(tl.exp(terms - unit[None, :]), 0)
         largest = higher
     found = largest if GREEDY else tl.log(total) + tl.maximum(largest, LOWEST)
     tl.store(to + group, found, mask=exists)
@@ -89,12 +91,18 @@ def _row_sums_kernel(
 
 
 @triton.jit
+def _own_terms(own, only, label, inside):
+    """log weights of classes: own[label], or, if `only` is at least 0, 0 for this class; -inf for others, and outside."""
+    given = tl.where(inside & (label == only), 0.0, float("-inf")).to(tl.float64)
+    return tl.where(only < 0, _terms(own, label, inside & (only < 0)), given)
+
+
+@triton.jit
 def _put_beta(
     to, own, only, after, labels, targets, starts, order, start, states, GREEDY: tl.constexpr, TILE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """beta at a position for the states order[start..start + TILE]. If `only` is at least 0, the weight is 1 for this
-    class, and 0 for others."""
+    """beta at a position for the states order[start..start + TILE], with the weights of `_own_terms`."""
     place = start + tl.arange(0, TILE)
     exists = place < states
     begin = tl.load(starts + place, mask=exists, other=0)
@@ -104,19 +112,16 @@ def _put_beta(
     largest = tl.full([TILE], float("-inf"), tl.float64)
     total = tl.zeros([TILE], tl.float64)
     for depth in range(0, longest, DEPTH):
-        edge = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
-        inside = edge < end[:, None]
+        edge = (begin + depth)[None, :] + tl.arange(0, DEPTH)[:, None]
+        inside = edge < end[None, :]
         label = tl.load(labels + edge, mask=inside, other=0)
         target = tl.load(targets + edge, mask=inside, other=0)
-        taken = inside & (label == tl.where(only < 0, label, only))
-        terms = _terms(after, target, taken)
-        if only < 0:
-            terms += _terms(own, label, taken)
-        higher = tl.maximum(largest, tl.max(terms, 1))
+        terms = _own_terms(own, only, label, inside) + _terms(after, target, inside)
+        higher = tl.maximum(largest, tl.max(terms, 0))
         if not GREEDY:
             unit = tl.maximum(higher, LOWEST)
             total *= tl.exp(tl.maximum(largest, LOWEST) - unit)
-            total += tl.sum(tl.exp(terms - unit[:, None]), 1)
+            total += tl.sum(tl.exp(terms - unit[None, :]), 0)
         largest = higher
     found = largest if GREEDY else tl.log(total) + tl.maximum(largest, LOWEST)
     tl.store(to, found, mask=exists)
@@ -142,6 +147,64 @@ def _backward_kernel(
             _put_beta(to, own, only, after, labels, targets, starts, order, start, many, GREEDY, 16, 64)
         for start in range(many, states, 128):
             _put_beta(to, own, only, after, labels, targets, starts, order, start, states, GREEDY, 128, 8)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _transitions(labels, targets, starts, order, start, states, TILE: tl.constexpr, DEPTH: tl.constexpr):
+    """The states order[start..start + TILE] and whether they exist, [1, TILE]; and the labels and targets of up to
+    DEPTH transitions of each, [DEPTH, TILE]. Labels are -1 where there is none."""
+    place = start + tl.arange(0, TILE)[None, :]
+    exists = place < states
+    begin = tl.load(starts + place, mask=exists, other=0)
+    end = tl.load(starts + place + 1, mask=exists, other=0)
+    edge = begin + tl.arange(0, DEPTH)[:, None]
+    inside = edge < end
+    label = tl.load(labels + edge, mask=inside, other=-1)
+    return tl.load(order + place, mask=exists, other=0), exists, label, tl.load(targets + edge, mask=inside, other=0)
+
+
+@triton.jit
+def _log_sums(terms, GREEDY: tl.constexpr):
+    """log of the sums of exp(terms [DEPTH, TILE]), or the largest, [1, TILE]."""
+    largest = tl.max(terms, 0, keep_dims=True)
+    if GREEDY:
+        return largest
+    unit = tl.maximum(largest, LOWEST)
+    return tl.log(tl.sum(tl.exp(terms - unit), 0, keep_dims=True)) + unit
+
+
+@triton.jit(do_not_specialize=["length", "batch", "classes", "states", "many"])
+def _small_backward_kernel(
+    beta, weights, rows, known, labels, targets, starts, order, length, batch, classes, states, many,
+    GREEDY: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The same for automata whose transitions fit in registers: at most 16 states with more than 8 (none unless SOME),
+    up to 64, and at most TILE others. What a position adds is read while the one after it is summed."""
+    sequence = tl.program_id(0).to(tl.int64)
+    rows += sequence * length
+    known += sequence * length
+    state, exists, label, target = _transitions(labels, targets, starts, order, many, states, TILE, 8)
+    own, only = weights + tl.load(rows + length - 1).to(tl.int64) * classes, tl.load(known + length - 1).to(tl.int32)
+    terms = _own_terms(own, only, label, label >= 0)
+    if SOME:
+        state_, exists_, label_, target_ = _transitions(labels, targets, starts, order, 0, many, 16, 64)
+        terms_ = _own_terms(own, only, label_, label_ >= 0)
+    for count in range(length):
+        i = length - 1 - count
+        after = beta + ((i + 1) * batch + sequence) * states
+        to = beta + (i * batch + sequence) * states
+        earlier = tl.maximum(i - 1, 0)
+        own = weights + tl.load(rows + earlier).to(tl.int64) * classes
+        only = tl.load(known + earlier).to(tl.int32)
+        if SOME:
+            sums_ = terms_ + _terms(after, target_, label_ >= 0)
+            terms_ = _own_terms(own, only, label_, label_ >= 0)
+        sums = terms + _terms(after, target, label >= 0)
+        terms = _own_terms(own, only, label, label >= 0)
+        if SOME:
+            tl.store(to + state_, _log_sums(sums_, GREEDY), mask=exists_)
+        tl.store(to + state, _log_sums(sums, GREEDY), mask=exists)
         tl.debug_barrier()
 
 
@@ -180,11 +243,10 @@ def _hashed(number, place):
 
 @triton.jit
 def _weights(own, only, after, labels, targets, edge, inside):
-    """log weights of some transitions; if `only` is at least 0, the weight of this class is 1, and 0 of others."""
+    """log weights of some transitions, with the weights of `_own_terms`."""
     label = tl.load(labels + edge, mask=inside, other=0)
     target = tl.load(targets + edge, mask=inside, other=0)
-    taken = inside & (label == tl.where(only < 0, label, only))
-    return _terms(after, target, taken) + tl.where(only < 0, _terms(own, label, taken), 0.0)
+    return _own_terms(own, only, label, inside) + _terms(after, target, inside)
 
 
 @triton.jit
@@ -202,16 +264,16 @@ def _put_choices(
     unit = tl.maximum(tl.load(before + state, mask=exists, other=0.0), LOWEST)
     chosen, found, total = begin, tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float64)
     for depth in range(0, tl.max(end - begin, 0), DEPTH):
-        edge = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
-        weight = _weights(own, only, after, labels, targets, edge, edge < end[:, None])
+        edge = (begin + depth)[None, :] + tl.arange(0, DEPTH)[:, None]
+        weight = _weights(own, only, after, labels, targets, edge, edge < end[None, :])
         if GREEDY:
-            drawn, last = weight == unit[:, None], begin
+            drawn, last = weight == unit[None, :], begin
         else:
-            weight = tl.exp(weight - unit[:, None])
-            drawn = (weight > 0) & (total[:, None] + tl.cumsum(weight, 1) > u)
-            last = tl.max(tl.where(weight > 0, edge, 0), 1)  # by rounding, u can be beyond all
-            total += tl.sum(weight, 1)
-        first = tl.min(tl.where(drawn, edge, end[:, None]), 1)
+            weight = tl.exp(weight - unit[None, :])
+            drawn = (weight > 0) & (total[None, :] + tl.cumsum(weight, 0) > u)
+            last = tl.max(tl.where(weight > 0, edge, 0), 0)  # by rounding, u can be beyond all
+            total += tl.sum(weight, 0)
+        first = tl.min(tl.where(drawn, edge, end[None, :]), 0)
         chosen = tl.where(found > 0, chosen, tl.where(first < end, first, tl.maximum(chosen, last)))
         found = tl.maximum(found, (first < end).to(tl.int32))
     # A state without transitions is only reached if no sequence is possible.
@@ -367,7 +429,12 @@ def backward(weights: Tensor, rows: Tensor, known: Tensor, last: Tensor, edges: 
     beta[-1] = last
     given = beta, weights, rows.contiguous(), known.contiguous()
     tables = *given, edges.label, edges.target, edges.starts, edges.state
-    _launch(_backward_kernel, (batch,), *tables, length, batch, classes, states, edges.many, greedy)
+    tables = *tables, length, batch, classes, states, edges.many
+    if length and edges.many <= 16 and edges.most <= 64 and states - edges.many <= SMALL:
+        tile, warps = (32, WARPS) if states - edges.many <= 32 else (SMALL, 4 * WARPS)
+        _launch(_small_backward_kernel, (batch,), *tables, greedy, edges.many > 0, tile, warps=warps)
+    else:
+        _launch(_backward_kernel, (batch,), *tables, greedy)
     return beta
 
 
