@@ -294,13 +294,13 @@ def kernel_cases():
         wide = np.array([token % 3 for token in range(size)], dtype=np.int32)
         yield replace(few, classes=wide), normal(rng, length, size)
     yield random_automaton(rng, 90, 70), normal(rng, 3, 90)
-    for states, wide in ((100, 0), (100, 3), (20, 2)):  # states with 2 transitions, and some with 20
+    for states, many, most in ((100, 0, 2), (100, 3, 20), (20, 2, 20), (40, 20, 90), (60, 40, 20)):
         made = [
             (state, label, (state + 1 + 7 * label) % states)
             for state in range(states)
-            for label in range(20 if state < wide else 2)
+            for label in range(most if state < many else 2)
         ]
-        yield automaton_of(made, [state % 3 > 0 for state in range(states)], 20), normal(rng, 5, 20)
+        yield automaton_of(made, [state % 3 > 0 for state in range(states)], 90), normal(rng, 5, 90)
 
 
 def normal(rng: np.random.Generator, length: int, vocab_size: int) -> torch.Tensor:
@@ -362,6 +362,6 @@ def test_kernels_compile_for_hopper(name: str, greedy: bool):
     )
     types |= dict.fromkeys(("columns", "groups", "length", "batch", "classes", "states", "many"), "i32")
     types |= dict.fromkeys(small, "*i32")
-    sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64, "SOME": True}
+    sizes = {"TILE": 32, "DEPTH": 32, "PLACES": 64, "MANY": 16}
     constants = {"GREEDY": greedy, **sizes}
     assert compile_for_hopper(getattr(kernels, f"_{name}_kernel"), types, constants, kernels.WARPS)

@@ -29,8 +29,9 @@ GAMMA = tl.constexpr(splitmix.GAMMA)
 FIRST_FACTOR = tl.constexpr(0xBF58476D1CE4E5B9)
 SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
 """Of SplitMix64."""
-SMALL = 512
-"""States with few transitions up to which an automaton is kept in registers."""
+SMALL = ((32, 0, 1), (32, 16, 64), (512, 64, 64), (512, 32, 128))
+"""Shapes of automata that are kept in registers: the most states with few transitions, the most with many, and the
+most transitions of these. There are few, since a kernel is compiled for each."""
 FEW = 64
 """Groups up to which a tile has 32 of them."""
 
@@ -38,6 +39,12 @@ FEW = 64
 def tile_of(groups: int) -> tuple[int, int]:
     """How many groups, and terms of each, a program adds up at once. There are few tiles, since each is compiled."""
     return (32, 32) if groups <= FEW else (256, 4)
+
+
+def small_shape(edges: Edges, states: int) -> tuple[int, int, int] | None:
+    """The first of `SMALL` that an automaton fits; None if it fits none."""
+    few, many, most = states - edges.many, edges.many, edges.most if edges.many else 0
+    return next((shape for shape in SMALL if few <= shape[0] and many <= shape[1] and most <= shape[2]), None)
 
 
 @triton.jit
@@ -61,18 +68,18 @@ def _put_log_sums(
     largest = tl.full([TILE], float("-inf"), tl.float64)
     total = tl.zeros([TILE], tl.float64)
     for depth in range(0, longest, DEPTH):
-        place = (begin + depth)[None, :] + tl.arange(0, DEPTH)[:, None]
-        inside = place < end[None, :]
+        place = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
+        inside = place < end[:, None]
         where = tl.load(first_places + place, mask=inside, other=0)
         fixed = tl.where(inside & (where == only), 0.0, float("-inf")).to(tl.float64)
         terms = tl.where(only < 0, _terms(first, where, inside), fixed)
         if JOINT:
             terms += _terms(second, tl.load(second_places + place, mask=inside, other=0), inside)
-        higher = tl.maximum(largest, tl.max(terms, 0))
+        higher = tl.maximum(largest, tl.max(terms, 1))
         if not GREEDY:
             unit = tl.maximum(higher, LOWEST)
             total *= tl.exp(tl.maximum(largest, LOWEST) - unit)
-            total += tl.sum(tl.exp(terms - unit[None, :]), 0)
+            total += tl.sum(tl.exp(terms - unit[:, None]), 1)
         largest = higher
     found = largest if GREEDY else tl.log(total) + tl.maximum(largest, LOWEST)
     tl.store(to + group, found, mask=exists)
@@ -92,7 +99,8 @@ def _row_sums_kernel(
 
 @triton.jit
 def _own_terms(own, only, label, inside):
-    """log weights of classes: own[label], or, if `only` is at least 0, 0 for this class; -inf for others, and outside."""
+    """log weights of classes, -inf outside: own[label], or, if `only` is at least 0, 0 for this class and -inf for
+    others."""
     given = tl.where(inside & (label == only), 0.0, float("-inf")).to(tl.float64)
     return tl.where(only < 0, _terms(own, label, inside & (only < 0)), given)
 
@@ -112,16 +120,16 @@ def _put_beta(
     largest = tl.full([TILE], float("-inf"), tl.float64)
     total = tl.zeros([TILE], tl.float64)
     for depth in range(0, longest, DEPTH):
-        edge = (begin + depth)[None, :] + tl.arange(0, DEPTH)[:, None]
-        inside = edge < end[None, :]
+        edge = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
+        inside = edge < end[:, None]
         label = tl.load(labels + edge, mask=inside, other=0)
         target = tl.load(targets + edge, mask=inside, other=0)
         terms = _own_terms(own, only, label, inside) + _terms(after, target, inside)
-        higher = tl.maximum(largest, tl.max(terms, 0))
+        higher = tl.maximum(largest, tl.max(terms, 1))
         if not GREEDY:
             unit = tl.maximum(higher, LOWEST)
             total *= tl.exp(tl.maximum(largest, LOWEST) - unit)
-            total += tl.sum(tl.exp(terms - unit[None, :]), 0)
+            total += tl.sum(tl.exp(terms - unit[:, None]), 1)
         largest = higher
     found = largest if GREEDY else tl.log(total) + tl.maximum(largest, LOWEST)
     tl.store(to, found, mask=exists)
@@ -177,18 +185,19 @@ def _log_sums(terms, GREEDY: tl.constexpr):
 @triton.jit(do_not_specialize=["length", "batch", "classes", "states", "many"])
 def _small_backward_kernel(
     beta, weights, rows, known, labels, targets, starts, order, length, batch, classes, states, many,
-    GREEDY: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr,
+    GREEDY: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The same for automata whose transitions fit in registers: at most 16 states with more than 8 (none unless SOME),
-    up to 64, and at most TILE others. What a position adds is read while the one after it is summed."""
+    """The same for automata whose transitions fit in registers: at most MANY states with up to DEPTH of them, and TILE
+    with up to 8. What a position adds is read while the one after it is summed. Transitions are along the first axis:
+    along the second, the compiler would exchange them between warps."""
     sequence = tl.program_id(0).to(tl.int64)
     rows += sequence * length
     known += sequence * length
     state, exists, label, target = _transitions(labels, targets, starts, order, many, states, TILE, 8)
     own, only = weights + tl.load(rows + length - 1).to(tl.int64) * classes, tl.load(known + length - 1).to(tl.int32)
     terms = _own_terms(own, only, label, label >= 0)
-    if SOME:
-        state_, exists_, label_, target_ = _transitions(labels, targets, starts, order, 0, many, 16, 64)
+    if MANY > 0:
+        state_, exists_, label_, target_ = _transitions(labels, targets, starts, order, 0, many, MANY, DEPTH)
         terms_ = _own_terms(own, only, label_, label_ >= 0)
     for count in range(length):
         i = length - 1 - count
@@ -197,12 +206,12 @@ def _small_backward_kernel(
         earlier = tl.maximum(i - 1, 0)
         own = weights + tl.load(rows + earlier).to(tl.int64) * classes
         only = tl.load(known + earlier).to(tl.int32)
-        if SOME:
+        if MANY > 0:
             sums_ = terms_ + _terms(after, target_, label_ >= 0)
             terms_ = _own_terms(own, only, label_, label_ >= 0)
         sums = terms + _terms(after, target, label >= 0)
         terms = _own_terms(own, only, label, label >= 0)
-        if SOME:
+        if MANY > 0:
             tl.store(to + state_, _log_sums(sums_, GREEDY), mask=exists_)
         tl.store(to + state, _log_sums(sums, GREEDY), mask=exists)
         tl.debug_barrier()
@@ -264,16 +273,16 @@ def _put_choices(
     unit = tl.maximum(tl.load(before + state, mask=exists, other=0.0), LOWEST)
     chosen, found, total = begin, tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float64)
     for depth in range(0, tl.max(end - begin, 0), DEPTH):
-        edge = (begin + depth)[None, :] + tl.arange(0, DEPTH)[:, None]
-        weight = _weights(own, only, after, labels, targets, edge, edge < end[None, :])
+        edge = (begin + depth)[:, None] + tl.arange(0, DEPTH)[None, :]
+        weight = _weights(own, only, after, labels, targets, edge, edge < end[:, None])
         if GREEDY:
-            drawn, last = weight == unit[None, :], begin
+            drawn, last = weight == unit[:, None], begin
         else:
-            weight = tl.exp(weight - unit[None, :])
-            drawn = (weight > 0) & (total[None, :] + tl.cumsum(weight, 0) > u)
-            last = tl.max(tl.where(weight > 0, edge, 0), 0)  # by rounding, u can be beyond all
-            total += tl.sum(weight, 0)
-        first = tl.min(tl.where(drawn, edge, end[None, :]), 0)
+            weight = tl.exp(weight - unit[:, None])
+            drawn = (weight > 0) & (total[:, None] + tl.cumsum(weight, 1) > u)
+            last = tl.max(tl.where(weight > 0, edge, 0), 1)  # by rounding, u can be beyond all
+            total += tl.sum(weight, 1)
+        first = tl.min(tl.where(drawn, edge, end[:, None]), 1)
         chosen = tl.where(found > 0, chosen, tl.where(first < end, first, tl.maximum(chosen, last)))
         found = tl.maximum(found, (first < end).to(tl.int32))
     # A state without transitions is only reached if no sequence is possible.
@@ -430,11 +439,11 @@ def backward(weights: Tensor, rows: Tensor, known: Tensor, last: Tensor, edges: 
     given = beta, weights, rows.contiguous(), known.contiguous()
     tables = *given, edges.label, edges.target, edges.starts, edges.state
     tables = *tables, length, batch, classes, states, edges.many
-    if length and edges.many <= 16 and edges.most <= 64 and states - edges.many <= SMALL:
-        tile, warps = (32, WARPS) if states - edges.many <= 32 else (SMALL, 4 * WARPS)
-        _launch(_small_backward_kernel, (batch,), *tables, greedy, edges.many > 0, tile, warps=warps)
-    else:
+    fits = small_shape(edges, states) if length else None
+    if fits is None:
         _launch(_backward_kernel, (batch,), *tables, greedy)
+    else:
+        _launch(_small_backward_kernel, (batch,), *tables, greedy, *fits, warps=WARPS if max(fits) <= 64 else 16)
     return beta
 
 
