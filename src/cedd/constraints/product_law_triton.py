@@ -56,10 +56,13 @@ def _terms(values, places, inside):
 @triton.jit
 def _put_log_sums(
     to, first, first_places, only, second, second_places, starts, start, groups, JOINT: tl.constexpr,
-    GREEDY: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
+    SINGLE: tl.constexpr, GREEDY: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """to[g] = log of the sum (GREEDY: the largest) of exp(first[first_places] + second[second_places]) over group g,
-    from group `start` on. If `only` is at least 0, `first` is 0 there and -inf elsewhere."""
+    from group `start` on. If `only` is at least 0, `first` is 0 there and -inf elsewhere.
+
+    SINGLE: take exponentials in float32, for terms that have no more digits; in float64 they cost more than reading
+    the terms."""
     group = start + tl.arange(0, TILE)
     exists = group < groups
     begin = tl.load(starts + group, mask=exists, other=0)
@@ -79,7 +82,8 @@ def _put_log_sums(
         if not GREEDY:
             unit = tl.maximum(higher, LOWEST)
             total *= tl.exp(tl.maximum(largest, LOWEST) - unit)
-            total += tl.sum(tl.exp(terms - unit[:, None]), 1)
+            below = terms - unit[:, None]
+            total += tl.sum(tl.exp(below.to(tl.float32)).to(tl.float64) if SINGLE else tl.exp(below), 1)
         largest = higher
     found = largest if GREEDY else tl.log(total) + tl.maximum(largest, LOWEST)
     tl.store(to + group, found, mask=exists)
@@ -87,13 +91,14 @@ def _put_log_sums(
 
 @triton.jit(do_not_specialize=["columns", "groups"])
 def _row_sums_kernel(
-    sums, values, places, starts, columns, groups, GREEDY: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr
-):
+    sums, values, places, starts, columns, groups, SINGLE: tl.constexpr, GREEDY: tl.constexpr, TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values += row * columns
     _put_log_sums(
         sums + row * groups, values, places, -1, values, places, starts, tl.program_id(1) * TILE, groups, False,
-        GREEDY, TILE, DEPTH,
+        SINGLE, GREEDY, TILE, DEPTH,
     )  # fmt: skip
 
 
@@ -223,7 +228,7 @@ def _put_alpha(
     DEPTH: tl.constexpr,
 ):  # fmt: skip
     for start in range(0, states, TILE):
-        _put_log_sums(to, own, labels, only, alpha, sources, starts, start, states, True, GREEDY, TILE, DEPTH)
+        _put_log_sums(to, own, labels, only, alpha, sources, starts, start, states, True, False, GREEDY, TILE, DEPTH)
     tl.debug_barrier()
 
 
@@ -418,7 +423,9 @@ def log_sums_of_rows(values: Tensor, places: Tensor, starts: Tensor, greedy: boo
     tile, depth = 32, PIECE
     if sums.numel():
         grid = (len(values), triton.cdiv(groups, tile))
-        _launch(_row_sums_kernel, grid, sums, values, places, starts, values.shape[1], groups, greedy, tile, depth)
+        single = values.dtype.itemsize < 8
+        tables = sums, values, places, starts, values.shape[1], groups
+        _launch(_row_sums_kernel, grid, *tables, single, greedy, tile, depth)
     return sums
 
 
