@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -121,11 +121,36 @@ def by_seed(files: Sequence[Rows], cells: Sequence[str], seeds: Sequence[int]) -
     return "\n".join(lines)
 
 
-def order(files: Sequence[Rows], cells: Sequence[str]) -> str:
-    """Differences of neighbours in the paper's order with their 95% intervals, and where the whole order holds."""
-    lines = ["| nats per token, mean over seeds [95%] | bound | text | seeds | difference | as in the paper |"]
-    lines.append("|---|---|---|--:|--:|---|")
-    verdicts: list[str] = []
+class Difference(NamedTuple):
+    """Two neighbours in the paper's order on one text."""
+
+    better: str
+    """Methods; the paper has this one ahead."""
+    worse: str
+    process: str
+    bound: str
+    text: str
+    seeds: int
+    mean: float
+    half: float
+    """Half of the 95% interval."""
+
+    @property
+    def pair(self) -> str:
+        return f"{self.better} − {self.worse}"
+
+    @property
+    def answer(self) -> str:
+        """Whether it is as in the paper."""
+        return "yes" if self.mean + self.half < 0 else "no" if self.mean - self.half > 0 else "undecided"
+
+    def shown(self, digits: int = 4) -> str:
+        ends = f"{self.mean - self.half:+.{digits}f}, {self.mean + self.half:+.{digits}f}"
+        return f"{self.mean:+.{digits}f} [{ends}]"
+
+
+def differences(files: Sequence[Rows], cells: Sequence[str]) -> Iterator[Difference]:
+    """All of them that can be made from these cells, by process, text and bound."""
     for process in ON:
         present = [method for method in ORDER if f"{method}/{process}" in cells]
         names = [f"{method}/{process}" for method in present]
@@ -136,28 +161,52 @@ def order(files: Sequence[Rows], cells: Sequence[str]) -> str:
                 spread = _spread(files, names, text, bound, here) or _spread(files, names, text, "tight", tight)
                 if not here or spread is None:
                     continue
-                answers: dict[str, list[str]] = {"yes": [], "no": [], "undecided": []}
-                for better, worse in pairwise(names):
-                    mean, half = _difference(here, better, worse, text, bound, spread)
-                    answer = "yes" if mean + half < 0 else "no" if mean - half > 0 else "undecided"
-                    pair = f"{better.partition('/')[0]} − {worse.partition('/')[0]}"
-                    answers[answer].append(pair)
-                    shown = f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
-                    lines.append(f"| {pair}, {process} | {bound} | {text} | {len(here)} | {shown} | {answer} |")
-                verdict = "contradicted" if answers["no"] else "undecided" if answers["undecided"] else "holds"
-                why = ", ".join(answers["no"] or answers["undecided"])
-                claim = f"{' < '.join(present)} on {process}, {text}, by {bound}"
-                verdicts.append(f"- {claim}: {verdict}{f' ({why})' if why else ''}")
-    return "\n".join((*lines, "", *verdicts)) if verdicts else ""
+                for better, worse in pairwise(present):
+                    cell, other = f"{better}/{process}", f"{worse}/{process}"
+                    found = _difference(here, cell, other, text, bound, spread)
+                    yield Difference(better, worse, process, bound, text, len(here), *found)
+
+
+def order(files: Sequence[Rows], cells: Sequence[str]) -> str:
+    """Differences of neighbours in the paper's order with their 95% intervals, and where the whole order holds."""
+    found = list(differences(files, cells))
+    lines = ["| nats per token, mean over seeds [95%] | bound | text | seeds | difference | as in the paper |"]
+    lines.append("|---|---|---|--:|--:|---|")
+    for one in found:
+        names = f"| {one.pair}, {one.process} | {one.bound} | {one.text} | {one.seeds}"
+        lines.append(f"{names} | {one.shown()} | {one.answer} |")
+    lines.append("")
+    for (process, text, bound), group in groupby(found, lambda one: (one.process, one.text, one.bound)):
+        parts = list(group)
+        against = [one.pair for one in parts if one.answer == "no"]
+        open_ones = [one.pair for one in parts if one.answer == "undecided"]
+        verdict = "contradicted" if against else "undecided" if open_ones else "holds"
+        why = ", ".join(against or open_ones)
+        claim = f"{' < '.join([*(one.better for one in parts), parts[-1].worse])} on {process}, {text}, by {bound}"
+        lines.append(f"- {claim}: {verdict}{f' ({why})' if why else ''}")
+    return "\n".join(lines) if found else ""
+
+
+def short_order(files: Sequence[Rows], text: str) -> str:
+    """The differences by `tight` on one text, and on how many texts each is as in the paper."""
+    shared = [cell for cell in files[0].cells if all(rows.finished(cell) for rows in files)]
+    found = [one for one in differences(files, shared) if one.bound == "tight"]
+    lines = [f"| difference, nats per token | mean of {len(files)} seeds [95%] | as in the paper |", "|---|--:|--:|"]
+    for pair in dict.fromkeys((one.pair, one.process) for one in found):
+        same = [one for one in found if (one.pair, one.process) == pair]
+        (here,) = (one for one in same if one.text == text)
+        agree = sum(one.answer == "yes" for one in same)
+        lines.append(f"| {', '.join(pair)} | {here.shown(3)} | {agree} of {len(same)} |")
+    return "\n".join(lines)
 
 
 def distance(files: Sequence[Rows]) -> str:
     """The distance of every row with `importance` to `ar` on the same blocks, and its two parts: by how much the bound
-    falls, which is not the model's, and the rest. The intervals are over blocks."""
-    lines = [
-        "| nats per token above ar, exact | text | K | seeds | tight | of which the bound, at least | model, at most |"
-    ]
-    lines.append("|---|---|--:|--:|--:|--:|--:|")
+    falls, which is not the model's, and the rest. The intervals are over blocks. The fall from one order to all, on the
+    same orders, has less noise than that from `tight`, and no interval."""
+    heads = ("nats per token above ar", "text", "K", "seeds", "tight", "of which the bound, at least")
+    heads += ("model, at most", "less with K orders than with 1")
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
     found = [(cell, text) for rows in files for cell, text, record, _ in importance_records(rows)]
     for cell, text in dict.fromkeys(found):
         here = _measured(files, [cell], text, "importance")
@@ -166,7 +215,8 @@ def distance(files: Sequence[Rows]) -> str:
         references = [rows for rows in files if rows.finished(ar) and nats(rows, ar, text, "tight") is not None]
         if cell == ar or not here or not references:
             continue
-        record = here[0].cells[cell]["final"]["rows"][""]["texts"][text]["importance"]
+        records = [rows.cells[cell]["final"]["rows"][""]["texts"][text]["importance"] for rows in here]
+        record, by_orders = records[0], [one["by_orders"] for one in records if "by_orders" in one]
         tight, weighted = (_mean_blocks(here, cell, text, bound) for bound in BOUNDS)
         exact, which = _mean_blocks(references, ar, text, "tight"), evenly_spaced(len(tight), record["blocks"])
         if len(exact) != len(tight):
@@ -174,7 +224,9 @@ def distance(files: Sequence[Rows]) -> str:
         tight, exact = tight[which], exact[which]
         gap = float((tight - exact).mean())
         parts = [_share(part, gap) for part in (tight - weighted, weighted - exact)]
-        shown = " | ".join((_with_error(tight - exact), *parts))
+        falls = [found["1"] - found[str(record["orders"])] for found in by_orders]
+        fall = f"{sum(falls) / len(falls):.4f}" if falls else ""
+        shown = " | ".join((_with_error(tight - exact), *parts, fall))
         lines.append(f"| {cell} | {text} | {record['orders']} | {len(here)} | {shown} |")
     if len(lines) == 2:
         return ""

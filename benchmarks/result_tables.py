@@ -20,6 +20,7 @@ import language_tables
 import spelling_tables
 from helps import parser_of
 from language_cells import Arguments
+from language_seeds import distance, short_order
 from pages import write_page
 
 from cedd.evaluation.frontier import CurveComparison, Frontier, Point, common_entropy, compare_curves, figures
@@ -206,14 +207,21 @@ def block_tables() -> dict[str, str]:
     return {"blocks": "\n".join(lines)}
 
 
+def other_seeds() -> list[language_tables.Rows]:
+    """The language benchmark's results of other seeds."""
+    paths = sorted(RESULTS.glob("language-seed*.json"))
+    return [language_tables.Rows(json.loads(path.read_text("utf-8")), Arguments(results=path)) for path in paths]
+
+
 def all_tables() -> dict[str, dict[str, str]]:
     """Every table, by page and name."""
     language, spelling = (RESULTS / f"{name}.json" for name in ("language", "spelling"))
     read = json.loads(language.read_text("utf-8")), json.loads(spelling.read_text("utf-8"))
     coverage = json.loads((RESULTS / "bound-coverage.json").read_text("utf-8"))
     rows = language_tables.tables(read[0], Arguments(results=language))
+    seeds = [language_tables.Rows(read[0], Arguments(results=language)), *other_seeds()]
     return {
-        "language.md": rows,
+        "language.md": rows | {"seeds": short_order(seeds, "wikitext2"), "distance": distance(seeds)},
         "spelling.md": spelling_tables.tables(read[1]),
         "intervals.md": bound_coverage.tables(coverage),
         "samplers.md": sampler_tables(),
