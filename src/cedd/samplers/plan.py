@@ -91,8 +91,8 @@ def _leaps(
 def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> Chances:
     """The probabilities in the steps from noise [K] to earlier [K] for a rule that declares `jump_first`. `stay` of a
     token is then monotone in f_x, so its minimum is at f_x = 0 or 1."""
-    cases = (0, 0, noise.vocab_size), (-math.inf, 0.0, 0.0)
-    leap = _leaps(rule, parameterization, noise, earlier, *(case[: 2 + noise.has_mask] for case in cases))
+    states = [0, 0] + [noise.vocab_size] * noise.has_mask
+    leap = _leaps(rule, parameterization, noise, earlier, states, [-math.inf, 0.0, 0.0][: len(states)])
     change, remask = 1 - torch.minimum(leap.stay[0], leap.stay[1]), leap.remask[0]
     change = torch.where(change - remask > ROUNDING, change, remask)
     if not noise.has_mask:
@@ -113,7 +113,7 @@ def check_leaps(rule: StepRule, parameterization: Affine, noise: Noise, earlier:
     for name, value in {"stay": leap.stay, "remask": leap.remask, "stay + remask": leap.stay + leap.remask}.items():
         wrong = (~((value >= -LEEWAY) & (value <= 1 + LEEWAY))).nonzero()  # also refuses nan
         if len(wrong):
-            case, k = wrong[0].tolist()
+            case, k = map(int, wrong[0])
             raise ValueError(
                 f"the step rule {rule.name!r} has no law from t = {noise.t[k]:.4g} to {earlier.t[k]:.4g}: the "
                 f"probability {name!r} of a {'token' if states[case] == 0 else 'mask'} is {value[case, k]:.4g}; use "
