@@ -200,7 +200,7 @@ def short_order(files: Sequence[Rows], text: str) -> str:
     return "\n".join(lines)
 
 
-def distance(files: Sequence[Rows]) -> str:
+def distance_table(files: Sequence[Rows]) -> str:
     """The distance of every row with `importance` to `ar` on the same blocks, and its two parts: by how much the bound
     falls, which is not the model's, and the rest. The intervals are over blocks. The fall from one order to all, on the
     same orders, has less noise than that from `tight`, and no interval."""
@@ -228,11 +228,15 @@ def distance(files: Sequence[Rows]) -> str:
         fall = f"{sum(falls) / len(falls):.4f}" if falls else ""
         shown = " | ".join((_with_error(tight - exact), *parts, fall))
         lines.append(f"| {cell} | {text} | {record['orders']} | {len(here)} | {shown} |")
-    if len(lines) == 2:
-        return ""
-    if any(not isinstance(get_method(read_cell(cell).method).parameterization, Affine) for cell, _ in found):
-        lines += ["", RATIOS_NOTE]
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def distance(files: Sequence[Rows]) -> str:
+    """`distance_table`, with what it means for networks that output ratios."""
+    table, cells = distance_table(files), [cell for rows in files for cell, *_ in importance_records(rows)]
+    if table and any(not isinstance(get_method(read_cell(cell).method).parameterization, Affine) for cell in cells):
+        table += f"\n\n{RATIOS_NOTE}"
+    return table
 
 
 # ----------------------------------------------------------------------------------------------------------------

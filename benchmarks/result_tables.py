@@ -20,7 +20,7 @@ import language_tables
 import spelling_tables
 from helps import parser_of
 from language_cells import Arguments
-from language_seeds import distance, short_order
+from language_seeds import distance_table, short_order
 from pages import write_page
 
 from cedd.evaluation.frontier import CurveComparison, Frontier, Point, common_entropy, compare_curves, figures
@@ -221,7 +221,7 @@ def all_tables() -> dict[str, dict[str, str]]:
     rows = language_tables.tables(read[0], Arguments(results=language))
     seeds = [language_tables.Rows(read[0], Arguments(results=language)), *other_seeds()]
     return {
-        "language.md": rows | {"seeds": short_order(seeds, "wikitext2"), "distance": distance(seeds)},
+        "language.md": rows | {"seeds": short_order(seeds, "wikitext2"), "distance": distance_table(seeds)},
         "spelling.md": spelling_tables.tables(read[1]),
         "intervals.md": bound_coverage.tables(coverage),
         "samplers.md": sampler_tables(),
