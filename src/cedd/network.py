@@ -648,12 +648,20 @@ def check_conditions(conditions: Mapping[str, Tensor], sequences: int | None) ->
 
 @dataclass(frozen=True)
 class FullPrecisionHead:
-    """The head in the dtype of its weights, outside autocast."""
+    """The head in the dtype of its weights, outside autocast. Make one before each call, also before a recording of it
+    is replayed."""
 
     head: Callable[[Tensor], Tensor]
 
+    def __post_init__(self) -> None:
+        if (update := getattr(self.head, "update_parts", None)) is not None:
+            update()
+
     def __call__(self, rows: Tensor) -> Tensor:
         with torch.autocast(rows.device.type, enabled=False):
+            own = getattr(self.head, "full_precision", None)
+            if own is not None:
+                return own(rows)
             weight = getattr(self.head, "weight", None)
             exact = torch.promote_types(rows.dtype, weight.dtype if isinstance(weight, Tensor) else torch.float32)
             return self.head(rows.to(exact))

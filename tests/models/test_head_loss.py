@@ -24,7 +24,7 @@ from cedd.models.kernels.head_loss import (
     score_entropy_in_place_torch,
 )
 from cedd.models.kernels.rows import gather_rows
-from cedd.network import ScoreRows
+from cedd.network import FullPrecisionHead, ScoreRows
 from tests.combinations import covering
 from tests.interpreted import compile_for_hopper
 
@@ -452,3 +452,36 @@ def test_head_on_cuda(vocabulary, fused):
         torch.testing.assert_close(result.total.double(), expected, rtol=1e-2, atol=0.0)
         for got, wanted in zip(gradients(result.total, low), gradients(expected, exact), strict=True):
             assert (got - wanted).norm() / wanted.norm() < 2e-2
+
+
+def check_parts(device: str, width: int = 40, vocabulary: int = 300) -> None:
+    """Outputs from bfloat16 parts are those of float32, also after the weight has changed."""
+    torch.manual_seed(0)
+    head = VocabularyHead(width, vocabulary).to(device)
+    features = torch.randn(128, width, device=device).bfloat16()
+    with torch.no_grad():
+        for _ in range(2):
+            head.weight.normal_()
+            head.bias.normal_()
+            expected = F.linear(features.double(), head.weight.double(), head.bias.double())
+            found = FullPrecisionHead(head)(features)
+            assert found.dtype == torch.float32
+            assert (found - expected).norm() < 3e-7 * expected.norm()
+            parts = head._parts.of(head.weight)
+            assert torch.equal(parts.view(vocabulary, 3, width).double().sum(1), head.weight.double())
+        before = parts.data_ptr(), parts.clone()
+        head.weight.mul_(2)
+        FullPrecisionHead(head)  # before a recording is replayed, whose memory this is
+        assert parts.data_ptr() == before[0]
+        assert torch.equal(parts, 2 * before[1])
+
+
+def test_head_in_bfloat16_parts(monkeypatch):
+    monkeypatch.setattr(VocabularyHead, "_takes_parts", lambda *_: True)
+    check_parts("cpu")
+
+
+@pytest.mark.gpu
+def test_head_in_bfloat16_parts_on_cuda():
+    check_parts("cuda")
+    check_parts("cuda", 768, 50257)

@@ -26,7 +26,11 @@ from cedd.models.kernels.head_loss import (
     float32_outputs,
     score_entropy_pass,
 )
+from cedd.models.kernels.matmul import Bfloat16Parts
 from cedd.network import ScoreRows
+
+_FEW_ROWS = 128
+"""Rows below which reading the weight takes most of the time of a product."""
 
 
 class VocabularyHead(nn.Linear):
@@ -40,6 +44,7 @@ class VocabularyHead(nn.Linear):
         self.float32_outputs = dtype is not None and dtype.itemsize == 2
         self.fused = False
         """Whether row losses are compiled, forward and gradient in one pass; set by ``Backbone.compile``."""
+        self._parts: Bfloat16Parts | None = None
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Outputs [..., V]; in float32 without autocast if the head was created with 16-bit weights."""
@@ -47,6 +52,26 @@ class VocabularyHead(nn.Linear):
         if not self.float32_outputs or torch.is_autocast_enabled(features.device.type):
             return super().forward(features)
         return float32_outputs(features.flatten(0, -2), weight, self.bias).unflatten(0, features.shape[:-1])
+
+    def full_precision(self, features: Tensor) -> Tensor:
+        """Outputs [N, V] of features [N, D] in the precision of the weights, without autocast."""
+        if not self._takes_parts(features):
+            return self(features.to(torch.promote_types(features.dtype, self.weight.dtype)))
+        if self._parts is None:
+            self._parts = Bfloat16Parts()
+        outputs = float32_outputs(features.repeat(1, 3), self._parts.of(self.weight), None)
+        return outputs if self.bias is None else outputs.add_(self.bias)
+
+    def update_parts(self) -> None:
+        """Update what recordings of `full_precision` read, if the weight has changed."""
+        if self._parts is not None:
+            self._parts.of(self.weight)
+
+    def _takes_parts(self, features: Tensor) -> bool:
+        """Whether the weight is multiplied in parts."""
+        weight = self.weight
+        of_both = features.dtype == torch.bfloat16 and weight.dtype == torch.float32 and weight.is_cuda
+        return of_both and len(features) >= _FEW_ROWS and not torch.is_grad_enabled() and not weight.is_inference()
 
     def loss(
         self,
