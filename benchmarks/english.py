@@ -2,12 +2,13 @@
 
     python benchmarks/english.py --corpus corpus --prepare --workers 8
     python benchmarks/english.py --corpus corpus --seconds 470 --export english
-    python benchmarks/english.py --corpus corpus --seconds 1500 --block 16 --export writer
+    python benchmarks/english.py --corpus corpus --seconds 1100 --from english --block 8 --export writer
 
 The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz`, or other texts. --prepare trains a byte-level BPE on
 every eighth part of it, packs the text into tokens and ends; it needs no GPU. Then the network is trained for
 --seconds: after the warm-up, the number of steps is chosen by the measured speed. The settings are those of the preset
-`small-fast`, changed by `recipe`. The same command resumes a run.
+`small-fast`, changed by `recipe`. The same command resumes a run. With --from, training starts from the network and
+tokenizer of a model.
 
 --export writes the model as it is packaged, by `cedd export`: weights deflated, with the text of the model card below.
 At the end the bounds on held-out documents are printed, for the trained and for the exported weights.
@@ -20,7 +21,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ from cedd.data.training_data import TrainingData
 from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import compare, measure
 from cedd.models.folder import load_folder
+from cedd.models.locate import locate
 from cedd.storage import json_sha256, write_json
-from cedd.training.config import PRESETS, DataConfig, TrainConfig
+from cedd.training.config import PRESETS, DataConfig, TrainConfig, starting_from
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Trainer, switch_threads_often
 from cedd.training.time_limit import ResumedTimeLimit, TimeLimit, begun
@@ -85,6 +87,8 @@ class Arguments:
     """Held-out sequences per file for the bound."""
     length: int = 128
     """Tokens per sequence."""
+    start: str | None = field(default=None, metadata={"option": "from", "metavar": "MODEL"})
+    """Start from the weights of this model; give --prepare the same. Its network, length and tokenizer are used."""
     block: int | None = None
     """Tokens per block, in block diffusion. None: no blocks."""
     width: int = 512
@@ -136,8 +140,10 @@ class Text:
         return found
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer next to the run; it is trained on first use."""
+        """That of the model that training starts from, or the one next to the run, which is trained on first use."""
         arguments = self.arguments
+        if arguments.start is not None:
+            return load_tokenizer(locate(arguments.start))
         folder = arguments.out.with_name(arguments.out.name + "-tokenizer")
         if not (folder / HEADER_FILE).is_file():
             texts = Passages(self.files, arguments.holdout, held_out=False).texts()
@@ -170,7 +176,7 @@ def recipe(arguments: Arguments) -> TrainConfig:
     """
     usual = PRESETS["small-fast"][1]
     shape: dict[str, Any] = {"width": arguments.width, "depth": arguments.depth, "heads": arguments.heads}
-    return replace(
+    config = replace(
         usual,
         data="corpus",
         out=arguments.out,
@@ -187,6 +193,9 @@ def recipe(arguments: Arguments) -> TrainConfig:
         seed=arguments.seed,
         device=arguments.device,
     )
+    if arguments.start is None:
+        return config
+    return replace(starting_from(config, arguments.start, str(arguments.out)), block=arguments.block)
 
 
 def train(arguments: Arguments) -> int:

@@ -36,12 +36,13 @@ def test_book_lines_are_joined_and_held_out_documents_excluded(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 4])
 def test_model_is_trained_and_exported(block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    """The whole script on the CPU, with an automatic number of steps; the exported weights are nearly as good."""
+    """The whole script on the CPU, with an automatic number of steps; the exported weights are nearly as good. The
+    model in blocks starts from a packaged one."""
     small = "--tokens 300 --thinning 2 --holdout 0.1 --blocks 4 --length 16 --width 32 --depth 1 --heads 1 --batch 4"
     places = {"corpus": corpus(tmp_path / "corpus"), "out": tmp_path / "run", "cache": tmp_path / "cache"}
     words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
-    words += [*small.split(), "--warmup", "20", "--seconds", "3", "--device", "cpu"]
-    words += [] if block is None else ["--block", str(block)]
+    words += [*small.split(), "--seconds", "3", "--device", "cpu"]
+    words += ["--warmup", "20"] if block is None else ["--warmup", "999", "--block", str(block), "--from", "english"]
     monkeypatch.setattr(sys, "argv", ["english.py", *words, "--prepare"])
     assert english.main() == 0
     assert json.loads(capsys.readouterr().out)["train"]["documents"] == 72
@@ -52,10 +53,10 @@ def test_model_is_trained_and_exported(block: int | None, tmp_path: Path, monkey
     assert json.loads((tmp_path / "run" / "train.json").read_text())["steps"] != 10_000
     found = json.loads((tmp_path / "bounds.json").read_text())
     assert found.keys() == {"books", "wikipedia"}
-    assert abs(found["books"]["exported less trained"]["nats_per_token"]) < 0.01
+    assert abs(found["books"]["exported less trained"]["nats_per_token"]) < (0.01 if block is None else 0.05)
     model = cedd.load(tmp_path / "english", device="cpu")
     assert model.reads_passages
-    assert model.tokenizer.vocab_size == 300
+    assert model.tokenizer.vocab_size == (300 if block is None else 8192)
     assert "benchmarks/english.py --corpus corpus --tokens 300" in (tmp_path / "english" / "README.md").read_text()
     if block is not None:
         assert model.method.block == block
