@@ -438,11 +438,8 @@ class _KeptKeys(FinishedText):
         self._recorder = network.model if kept and records_blocks(network.model) else None
         place = "cpu" if self._recorder is None else network.home
         self._read, self._texts = list[Tensor](), torch.arange(batch, device=place)
-
-    @property
-    def capabilities(self) -> Capabilities:
         timed = capabilities_of(self.model).time_conditioned
-        return Capabilities(features=True, time_conditioned=timed, recorder=self._recorder is not None)
+        self.capabilities = Capabilities(features=True, time_conditioned=timed, recorder=self._recorder is not None)
 
     @property
     def device(self) -> torch.device:

@@ -72,7 +72,7 @@ class FirstHitting(RevealSampler):
         alpha = -torch.log1p(-reached.gather(1, order).clamp_min(0.0))
         alpha_at_0 = process.alpha_just_after_zero
         counts = (masked.gather(1, order) & (alpha > alpha_at_0) if process.jumps_at_zero else masked).sum(1)
-        calls = int(counts.max())
+        fewest, calls = int(counts.min()), int(counts.max())
         run.show(0, run.options.t_start, x)
 
         flat = x.flatten()
@@ -81,9 +81,10 @@ class FirstHitting(RevealSampler):
         joint, follows = run.joint is not None, masked.flatten().numpy().copy()
         rows_of, sigmas, numbers = (part.T.contiguous().to(device) for part in (starts[:, None] + order, alpha, chosen))
         for k in range(calls):
-            rows, v, left = rows_of[k], numbers[k], (counts > k).nonzero().squeeze(1)
+            rows, v, left = rows_of[k], numbers[k], slice(None)
             places = Places(rows)
-            if len(left) < batch:
+            if k >= fewest:  # some are finished
+                left = (counts > k).nonzero().squeeze(1)
                 sequences, local = left.to(device), (starts[: len(left)] + order[left, k]).to(device)
                 rows, v = rows[sequences], v[sequences]
                 places = Places(rows, sequences, local)

@@ -34,14 +34,15 @@ _MOST_RECORDINGS = 128
 _WARM_UPS = 2
 
 
-def _buckets(batch: int) -> list[int]:
+@functools.cache
+def _buckets(batch: int) -> tuple[int, ...]:
     """Batch sizes to record: 1, 2, 3, 4, 6, 8, 12, 16, ... up to the batch itself."""
     sizes = {batch}
     power = 1
     while power < batch:
         sizes.update(size for size in (power, power + power // 2) if size < batch)
         power *= 2
-    return sorted(sizes)
+    return tuple(sorted(sizes))
 
 
 def _room(size: int, sizes: Iterable[int]) -> int | None:
