@@ -26,6 +26,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 import cedd
+from cedd.data.packing import evenly_spaced
 from cedd.evaluation.frontier import Frontier, Point, curves_of, real_text
 from cedd.models.loaded_model import SamplingOptions
 from cedd.network import Network
@@ -263,12 +264,30 @@ def frontier_processes() -> Figure:
     return draw_frontier(points, {(run, "analytic"): run for run in ("roulette", "hybrid", "uniform")}, (2.6, 2.8))
 
 
+def weighted_methods(text: str) -> tuple[dict[str, list[float]], float]:
+    """The bounds of the language benchmark's methods for 1, 2, 4, ... orders on some sequences of a text; and the exact
+    value of the autoregressive network on the same sequences."""
+    sys.path.insert(0, str(RESULTS.parent))
+    tables, cells = (importlib.import_module(f"language_{name}") for name in ("tables", "cells"))
+    first, second = (
+        tables.Rows(json.loads(path.read_text("utf-8")), cells.Arguments(results=path))
+        for path in (RESULTS / "language.json", RESULTS / "language-seed1.json")
+    )
+    records = {name.partition("/")[0]: second.finished(name)["rows"][""]["texts"][text] for name in second.cells}
+    found = {name: [*record["importance"]["by_orders"].values()] for name, record in records.items()}
+    exact = first.per_block("ar", "", text, "tight")
+    (count,) = {record["importance"]["blocks"] for record in records.values()}
+    return found, float(exact[evenly_spaced(len(exact), count)].mean())
+
+
 def how_tight() -> Figure:
     """The importance-weighted bound over the number of orders: the packaged model with its interval, and models that
-    were trained alike, without and with blocks, above the exact value of an autoregressive one."""
+    were trained alike, of several methods and without and with blocks, above the exact value of an autoregressive one.
+    """
     packaged = json.loads((RESULTS / "how-tight.json").read_text("utf-8"))
     rows = json.loads((RESULTS / "blocks.json").read_text("utf-8"))["rows"]
-    figure, (left, right) = panels(2, 2, (3.6, 2.8))
+    methods, exact = weighted_methods("wikitext2")
+    figure, (left, middle, right) = panels(3, 3, (2.9, 2.8))
     nested = packaged["importance"]["by_orders"]
     orders = [int(count) for count in nested]
     left.plot(orders, [one["nats_per_token"] for one in nested.values()], marker=".", color=BLUE, label="importance")
@@ -276,11 +295,16 @@ def how_tight() -> Figure:
     left.fill_between(orders, lows, highs, alpha=0.15, color=BLUE, linewidth=0, label="95% interval over texts")
     left.axhline(packaged["tight"]["nats_per_token"], color=GREY, linestyle="--", label="tight (ELBO)")
     left.set_title("english", fontsize=9)
+    for (name, found), colour in zip(methods.items(), (BLUE, GREEN, ORANGE, GREY), strict=True):
+        middle.plot(orders, found, marker=".", color=colour, label=name)
+    middle.axhline(exact, color=RED, linestyle=":", label="autoregressive, exact")
+    middle.set_title("four methods, 5,000 steps each", fontsize=9)
+    middle.set_ylim(top=5.85)  # room for the legend
     for name, label, colour in (("128", "no blocks", BLUE), ("16", "blocks of 16", ORANGE)):
         right.plot(orders, [*rows[name]["importance"]["by_orders"].values()], marker=".", color=colour, label=label)
     right.axhline(rows["ar"]["exact"]["nats_per_token"], color=RED, linestyle=":", label="autoregressive, exact")
     right.set_title("three models, 1,000 steps each", fontsize=9)
-    for axis in (left, right):
+    for axis in (left, middle, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(orders, [str(count) for count in orders])
         axis.set_xlabel("orders per text, K")
