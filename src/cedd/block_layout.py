@@ -500,6 +500,14 @@ class _KeptKeys(FinishedText):
         assert self._recorder is not None
         return self._recorder.recorded(function, of_rows)
 
+    def reveal_block(
+        self, step: Callable[..., tuple[Tensor, ...]], x: Tensor, sigma: Tensor, when: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """The `reveals` of the network for blocks x [B, b] of all texts; None if it makes no recordings."""
+        if self._recorder is None or len(x) != len(self._texts) or self._network.conditions:
+            return None
+        return self._recorder.reveals(self._cache, step, x, sigma, when, v)
+
     def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
         return self.head(self.features(x_t, sigma, **conditions))
 

@@ -38,6 +38,8 @@ _ENTRIES_ON_A_GPU = 1 << 25, 1 << 27
 
 _SIZES = 16
 """How many numbers of masks a function of outputs at all masks is recorded for."""
+MOST_TOGETHER = 64
+"""Positions of blocks up to which several calls are recorded together: the head then runs at all of them."""
 SPARSE = 4
 """A network skips other positions if there are at least this many times as many positions as selected ones."""
 
@@ -295,6 +297,28 @@ class RecordsBlocks(HasCache, RecordsFunctions, Protocol):
         Args:
             cache: made by `new_cache` for B sequences.
             text: which of them these are, [S] in ascending order; None: all.
+        """
+        ...
+
+    def reveals(
+        self,
+        cache: Any,
+        step: Callable[..., tuple[Tensor, ...]],
+        x: Tensor,
+        sigma: Tensor,
+        when: Tensor,
+        v: Tensor,
+    ) -> tuple[Tensor, ...] | None:
+        """Blocks x [B, b] after C calls as CUDA graphs, and the sum of the numbers that `step` returns; None if it
+        cannot record them.
+
+        Args:
+            cache: as for `next_block`.
+            step: (features [B * b, D], numbers [B * b]) -> tokens [B * b], and a number.
+            x: the blocks.
+            sigma: the noise level of each call, [C, B].
+            when: the positions that each call reveals, [C, B * b] bool.
+            v: the numbers of each call, [C, B * b].
         """
         ...
 
@@ -591,6 +615,25 @@ class Network:
         total, number = numbers.unbind()
         self.check.add(total)
         return made, number
+
+    @property
+    def takes_reveals(self) -> bool:
+        """Whether `reveals` may record calls."""
+        return hasattr(self.model, "reveal_block") and self.only is None and not self.one_by_one
+
+    def reveals(
+        self, x: Tensor, sigma: Tensor, when: Tensor, v: Tensor, function: Callable[..., Tensor]
+    ) -> Tensor | None:
+        """x [B, L] after C calls at sigma [C, B], each of which reveals function(outputs [B * L, V], v [B * L]) at the
+        positions `when` [C, B * L]; None if the network does not record them."""
+        model: Any = self.model
+        step = _HeadAnd(function, FullPrecisionHead(model.head), self.vocab_size)
+        recorded = model.reveal_block(step, x, sigma, when, v)
+        if recorded is None:
+            return None
+        x, total = recorded
+        self.check.add(total)
+        return x
 
     def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
         """The outputs at ascending rows [R], one sequence at a time."""

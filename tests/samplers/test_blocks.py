@@ -34,7 +34,7 @@ from cedd.samplers import (
     text_seeds,
     time_grid,
 )
-from cedd.samplers.graphs import GraphedBlocks, _capture_stream, _NextBlock, _Recording, capture
+from cedd.samplers.graphs import GraphedBlocks, _capture_stream, _NextBlock, _Recording, _Reveals, capture
 from cedd.samplers.guidance import mixed
 from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.options import default_steps
@@ -400,7 +400,7 @@ def test_recorded_blocks_match_network(sampler: str, kind: str) -> None:
 
     def capture(function: Any, *inputs: Any) -> _Recording:
         recordings.append(function)
-        return (traced if isinstance(function, _NextBlock) else replayed)(function, *inputs)
+        return (traced if isinstance(function, (_NextBlock, _Reveals)) else replayed)(function, *inputs)
 
     graphed: Any = GraphedBlocks(model, torch.float32, capture)
     plain = sample(model, process, (3, 22), **how)
@@ -416,12 +416,45 @@ def test_recorded_blocks_match_network(sampler: str, kind: str) -> None:
     assert freed() is None  # with its recordings, before any garbage is collected
 
 
-@pytest.mark.parametrize("fails", [pytest.param("_NextBlock", marks=pytest.mark.slow), "_HeadAnd"])
+@pytest.mark.parametrize(
+    ("sampler", "rows", "options", "together"),
+    [
+        ("first-hitting", 1, {}, True),
+        ("analytic", 2, {"steps": 7}, True),
+        ("analytic", 1, {"steps": 3, "exclude": (2,)}, True),
+        ("first-hitting", 17, {}, False),  # too many positions
+        ("first-hitting", 1, {"top_p": 0.9}, False),  # the number of tokens to sort is not known beforehand
+        ("first-hitting", 1, {"callback": lambda *_: None}, False),
+    ],
+)
+def test_calls_of_a_block_are_recorded_together(
+    sampler: str, rows: int, options: dict[str, Any], together: bool
+) -> None:
+    model, sizes = network(time_input="sigma"), set[int]()
+
+    def capture(function: Any, inputs: Any, pool: Any) -> _Recording:
+        if isinstance(function, _Reveals):
+            sizes.add(len(inputs[1]))
+            return traced(function, inputs, pool)
+        return replayed(function, inputs, pool)
+
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": sampler, "seed": 1, "deterministic": False, **options}
+    graphed: Any = GraphedBlocks(model, torch.float32, capture)
+    plain = sample(model, MASKS, (rows, LENGTH), **how)
+    for _ in range(2):
+        assert torch.equal(sample(graphed, MASKS, (rows, LENGTH), **how), plain)
+    assert bool(sizes) == together
+    assert sizes <= {1, 2, 4}
+
+
+@pytest.mark.parametrize("fails", [pytest.param("_NextBlock", marks=pytest.mark.slow), "_HeadAnd", "_Reveals"])
 def test_sampling_continues_if_recording_fails(fails: str) -> None:
     """The second recording with guidance or a sampler step fails; the texts match the unrecorded network."""
     model, tried = network(labels=2), list[str]()
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "context": 12, "stop": (7,)}
-    how |= {"label": torch.tensor([0, 1, 1]), "deterministic": False}
+    how |= {"deterministic": False}
+    if fails != "_Reveals":  # with a label, calls are recorded one by one
+        how |= {"label": torch.tensor([0, 1, 1])}
 
     def capture(function: Any, *inputs: Any) -> _Recording:
         tried.append(type(function).__name__)
@@ -429,12 +462,10 @@ def test_sampling_continues_if_recording_fails(fails: str) -> None:
             raise RuntimeError("operation not permitted when stream is capturing\nThis is a long story.")
         return replayed(function, *inputs)
 
-    for guidance in (None, 2.5):
+    for guidance in (None, 2.5) if fails == "_NextBlock" else (None,):  # guidance records no steps
         graphed: Any = GraphedBlocks(model, torch.float32, capture)
         tried.clear()
         plain = sample(model, MASKS, (3, 22), guidance=guidance, **how)
-        if fails == "_HeadAnd" and guidance is not None:  # guidance records no steps
-            continue
         with pytest.warns(UserWarning, match=r"slower \(operation not permitted when stream is capturing\)$"):
             found = sample(graphed, MASKS, (3, 22), guidance=guidance, **how)
         assert torch.equal(found, plain)

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from cedd.dynamics.rules import believing
 from cedd.methods import Method
-from cedd.network import HostPlaces, Places, flat_places
+from cedd.network import HostPlaces, Places, flat_places, put_at
 from cedd.process import TokenProcess
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.random_numbers import Use
-from cedd.samplers.sampler import Sampler, SamplingRun
+from cedd.samplers.sampler import RevealCall, Sampler, SamplingRun
 
 
 def check_reveals(name: str, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
@@ -75,12 +75,12 @@ class FirstHitting(RevealSampler):
         fewest, calls = int(counts.min()), int(counts.max())
         run.show(0, run.options.t_start, x)
 
-        flat = x.flatten()
         # Of each call, [calls, B]: all of it is known before the first, and nothing has to come back from the device.
         starts, chosen = torch.arange(batch) * length, run.random.uniform(Use.TARGET)
         joint, follows = run.joint is not None, masked.flatten().numpy().copy()
         rows_of, sigmas, numbers = (part.T.contiguous().to(device) for part in (starts[:, None] + order, alpha, chosen))
-        for k in range(calls):
+
+        def call(k: int) -> RevealCall:
             rows, v, left = rows_of[k], numbers[k], slice(None)
             places = Places(rows)
             if k >= fewest:  # some are finished
@@ -92,11 +92,16 @@ class FirstHitting(RevealSampler):
                 here = (starts + order[:, k])[left].numpy()
                 places = replace(places, host=HostPlaces(here, np.flatnonzero(follows)))
                 follows[here] = False
-            flat = run.revealed(flat.view(batch, length), sigmas[k], places, v).flatten()
-            if run.callback is not None:
-                run.show(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))
-        if process.jumps_at_zero and len(rows := flat_places(flat == process.vocab_size)):
+            return RevealCall(sigmas[k], places, v)
+
+        if run.callback is None:
+            x = run.revealed_in_turn(x, map(call, range(calls)))
+        else:
+            for k in range(calls):
+                x = run.revealed(x, *call(k))
+                run.show(k + 1, float(process.axis.inverse(alpha[:, k].max())), x)
+        if process.jumps_at_zero and len(rows := flat_places(x == process.vocab_size)):
             sigma, v = alpha_at_0.to(device, torch.float32), run.uniform(Use.TARGET, 1).flatten().index_select(0, rows)
-            flat = flat.index_copy(0, rows, run.reveal(flat.view(batch, length), sigma, Places(rows), v))
-            run.show(calls + 1, 0.0, flat.view(batch, length))
-        return flat.view(batch, length)
+            x = put_at(x, rows, run.reveal(x, sigma, Places(rows), v))
+            run.show(calls + 1, 0.0, x)
+        return x

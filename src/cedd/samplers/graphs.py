@@ -30,6 +30,7 @@ from cedd.network import (
 
 MOST_ROWS = 128
 """Rows up to which a function of outputs is recorded: more keep the device busy, and a recording holds its memory."""
+_MOST_CALLS = 8
 _MOST_RECORDINGS = 128
 _WARM_UPS = 2
 
@@ -350,6 +351,27 @@ class GraphedBlocks:
         (made,) = room.recorder(block, [*inputs, filled], [*[batch] * len(inputs), 1])
         return made if some is None else made.index_select(0, some)
 
+    def reveals(
+        self, cache: Any, step: Callable[..., Outputs], x: Tensor, sigma: Tensor, when: Tensor, v: Tensor
+    ) -> Outputs | None:
+        """Blocks x [B, b] after the cache, after C calls (see `network.RecordsBlocks`)."""
+        room = next((one for one in self._rooms if one.user() is cache), None)
+        if not self._records or room is None:
+            return None
+        function = _Reveals(room.functions.setdefault((), _NextBlock(self._half.features, room.cache, ())), step)
+        filled, totals, done = torch.full((1,), cache.length, device=self.device), list[Tensor](), 0
+        try:
+            while done < len(when):
+                count = 1 << (min(_MOST_CALLS, len(when) - done).bit_length() - 1)  # few sizes, each recorded once
+                parts = [value[done : done + count] for value in (sigma, when, v)]
+                x, total = room.recorder(function, [x, *parts, filled], [len(x), count, count, count, 1])
+                totals.append(total.clone())
+                done += count
+        except RuntimeError as error:
+            self._stop_recording(error)
+            return None
+        return x.clone(), torch.stack(totals).sum()
+
     def _stop_recording(self, error: RuntimeError) -> None:
         """Free what was recorded, and record nothing from now on."""
         self._records, self._recorder, self._rooms = False, Recorder(self._capture), []
@@ -402,3 +424,20 @@ class _NextBlock:
         pattern = AttentionPattern(visible.repeat(new, 1), positions)
         named = zip(self.names, conditions, strict=True)
         return (self.features(x_t, sigma, cache=self.cache.at(positions), attention=pattern, **dict(named)),)
+
+
+@dataclass(frozen=True)
+class _Reveals:
+    """C calls of a network that writes blocks, each of which reveals some masks."""
+
+    block: _NextBlock
+    step: Callable[..., Outputs]
+
+    def __call__(self, x: Tensor, sigma: Tensor, when: Tensor, v: Tensor, filled: Tensor) -> Outputs:
+        totals: list[Tensor] = []
+        for own, here, numbers in zip(sigma, when, v, strict=True):
+            (features,) = self.block(x, own, filled)
+            tokens, total = self.step(features.flatten(0, 1), numbers)
+            x = torch.where(here.view_as(x), tokens.to(x).view_as(x), x)
+            totals.append(total)
+        return x, torch.stack(totals).sum()

@@ -38,7 +38,7 @@ from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.feature_cache import with_cached_features
 from cedd.samplers.plan import BLOCK_STEPS, MOST_FOLLOWED, Candidates, Chances, Plan, blocks, chances, check_leaps
 from cedd.samplers.random_numbers import Use
-from cedd.samplers.sampler import Sampler, SamplingRun
+from cedd.samplers.sampler import RevealCall, Sampler, SamplingRun
 
 FEW_OUTPUTS = 1 << 16
 """Number of ratios [R, V] below which all positions are drawn from their full distributions."""
@@ -241,9 +241,12 @@ def denoise(run: GridRun, x: Tensor) -> Tensor:
         )
     if plan is None or run.is_watched:
         return _in_step(run, x, plan, levels, sigma, known)
-    for rule, first, last in run.stretches():
-        for candidates in plan.calls(first, last, x.device):
-            x = _jump_step(run, rule, x, candidates, levels, sigma)
+    planned = ((rule, each) for rule, first, last in run.stretches() for each in plan.calls(first, last, x.device))
+    if plan.never_remasks:
+        calls = (RevealCall(sigma.index_select(0, one.steps), one.places, one.v) for _, one in planned)
+        x = run.revealed_in_turn(x, (call for call in calls if len(call.places)))
+    for rule, candidates in planned:
+        x = _jump_step(run, rule, x, candidates, levels, sigma)
     return _possible(run, x)
 
 

@@ -232,6 +232,8 @@ class Plan:
         self._chances: list[list[float]] = np.asarray(torch.stack(chances).T).tolist()
         self.only_reveals = chances.only_reveals
         """Whether masks become tokens with probabilities f, and tokens stay or are masked again."""
+        self.never_remasks = self.only_reveals and not bool(chances.remask.any())
+        """Whether masks become tokens with probabilities f, and tokens stay."""
         self._shape = masked.shape
         self._masked = _flat(masked).copy()
         self._free = ~_flat(held)

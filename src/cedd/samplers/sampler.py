@@ -22,10 +22,10 @@ A sampler that generates block by block loops over blocks in `sample`, with a ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from cedd.dynamics import Dynamics
 from cedd.methods import Method
-from cedd.network import HostPlaces, Network, Places, flat_places, put_at
+from cedd.network import MOST_TOGETHER, HostPlaces, Network, Places, flat_places, put_at
 from cedd.parameterization import Parameterization, at_token
 from cedd.process import TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening
@@ -61,6 +61,14 @@ class BlockPlace(Protocol):
         """The run of the block after the texts are replaced by those with these numbers [B], some of which may be the
         same."""
         ...
+
+
+class RevealCall(NamedTuple):
+    """A network call that reveals masks at some places [R], by numbers v [R]; sigma [B]."""
+
+    sigma: Tensor
+    places: Places
+    v: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +259,31 @@ class SamplingRun:
                 self.network.check.add(number, draw.error)
                 return x
         return put_at(x, places.rows, self.reveal(x, sigma, places, v))
+
+    @property
+    def reveals_together(self) -> bool:
+        """Whether several calls may be recorded together."""
+        few = len(self.seeds) * self.length <= MOST_TOGETHER
+        return few and self.joint is None and Reveal(self.sharpening).of_tensors and self.network.takes_reveals
+
+    def revealed_in_turn(self, x: Tensor, calls: Iterable[RevealCall]) -> Tensor:
+        """x [B, L] after these calls of `revealed`, recorded together if possible."""
+        if self.reveals_together:
+            calls = list(calls)
+            if calls and (found := self._revealed_together(x, calls)) is not None:
+                return found
+        for call in calls:
+            x = self.revealed(x, *call)
+        return x
+
+    def _revealed_together(self, x: Tensor, calls: Sequence[RevealCall]) -> Tensor | None:
+        shape, device = (len(calls), x.numel()), x.device
+        rows = torch.cat([call.places.rows + number * shape[1] for number, call in enumerate(calls)])
+        when = torch.zeros(shape, dtype=torch.bool, device=device).view(-1).index_fill_(0, rows, True).view(shape)
+        v = torch.zeros(shape, dtype=torch.float64, device=device)
+        v.view(-1).index_copy_(0, rows, torch.cat([call.v for call in calls]).double())
+        sigma = torch.stack([call.sigma for call in calls])
+        return self.network.reveals(x, sigma, when, v, Reveal(self.sharpening))
 
     def reveal_with_confidence(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The same for ascending flat positions `rows` [R], with the probability of each token, [R]."""
