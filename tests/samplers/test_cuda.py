@@ -172,6 +172,7 @@ def test_recorded_blocks_match_network(process, sampler):
         cache.length = 4 * (k + 1)
     options = {"method": cedd.METHODS["cedd"].in_blocks(4), "sampler": sampler, "context": 16, "seed": 3}
     texts = [cedd.sample(graphed, made, (5, 38), **options) for _ in range(2)]
+    assert graphed._records
     assert torch.equal(*texts)
     assert texts[0].max() < 50
 
