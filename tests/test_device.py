@@ -12,7 +12,7 @@ from torch import nn
 import cedd
 from cedd.device import pick_device, recorded_graph
 from cedd.models.transformer import Transformer, TransformerConfig
-from tests.elsewhere import DeviceTensor, device_without_float64
+from tests.fake_device import DeviceTensor, device_without_float64
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cedd.spelling.corruption import corrupt_letters, swap_letters
 from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
-from tests.readings import with_cached_features
+from tests.cached_features import with_cached_features
 
 LIMIT = 32_000_000
 FILLED = {"The city of Paris is the ____{1} of France.": "The city of Paris is the capital of France."}

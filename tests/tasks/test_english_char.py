@@ -11,7 +11,7 @@ from cedd.apps.correct.engine import corrector_folder
 from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
 from cedd.apps.correct.suspects import FEATURES
 from cedd.models.locate import pretrained_root
-from tests.readings import with_cached_features
+from tests.cached_features import with_cached_features
 
 LATIN = """\
 Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
