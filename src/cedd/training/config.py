@@ -377,7 +377,7 @@ class TrainConfig:
         self._check_names()
         values = flat(self)
         for names, words, holds in _LIMITS:
-            for name in names.split():
+            for name in names:
                 if values[name] is not None and not holds(values[name]):
                     raise ValueError(f"{name} must {words} (got {values[name]})")
         if self.evaluation.patience > 0 and self.evaluation.every < 1:
@@ -437,28 +437,44 @@ class TrainConfig:
             raise ValueError(f"{whole}{pairs}{parts}: use a multiple of {needed}")
 
 
-_LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
-    ("steps length checkpoint_every keep log_every batch.size batch.accumulate", "be at least 1", lambda x: x >= 1),
-    ("evaluation.sequences evaluation.draws evaluation.sample_steps", "be at least 1", lambda x: x >= 1),
-    ("evaluation.every evaluation.samples evaluation.patience", "be at least 0, which turns it off", lambda x: x >= 0),
-    ("seed", "be between 0 and 2^63 - 1", lambda x: 0 <= x < 2**63),
-    ("optimizer.warmup", "be at least 0", lambda x: x >= 0),
-    ("optimizer.ema_every", "be at least 1, if given", lambda x: x >= 1),
-    ("optimizer.rate optimizer.eps", "be positive and finite", lambda x: 0.0 < x < math.inf),
+_LIMITS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool]], ...] = (
     (
-        "optimizer.matrix_rate optimizer.embedding_rate optimizer.head_rate",
+        ("steps", "length", "checkpoint_every", "keep", "log_every", "batch.size", "batch.accumulate"),
+        "be at least 1",
+        lambda x: x >= 1,
+    ),
+    (("evaluation.sequences", "evaluation.draws", "evaluation.sample_steps"), "be at least 1", lambda x: x >= 1),
+    (
+        ("evaluation.every", "evaluation.samples", "evaluation.patience"),
+        "be at least 0, which turns it off",
+        lambda x: x >= 0,
+    ),
+    (("seed",), "be between 0 and 2^63 - 1", lambda x: 0 <= x < 2**63),
+    (("optimizer.warmup",), "be at least 0", lambda x: x >= 0),
+    (("optimizer.ema_every", "adapt.first_block"), "be at least 1, if given", lambda x: x >= 1),
+    (("optimizer.rate", "optimizer.eps"), "be positive and finite", lambda x: 0.0 < x < math.inf),
+    (
+        ("optimizer.matrix_rate", "optimizer.embedding_rate", "optimizer.head_rate"),
         "be positive and finite, if given",
         lambda x: 0.0 < x < math.inf,
     ),
-    ("optimizer.beta1 optimizer.beta2 optimizer.ema optimizer.momentum", "be in [0, 1)", lambda x: 0.0 <= x < 1.0),
-    ("optimizer.weight_decay", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
-    ("optimizer.clip", "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
-    ("optimizer.final_share", "be in [0, 1]", lambda x: 0.0 <= x <= 1.0),
-    ("label_dropout", "be in [0, 1]", lambda x: 0.0 <= x <= 1.0),
-    ("optimizer.decay_share", "be in (0, 1]", lambda x: 0.0 < x <= 1.0),
-    ("adapt.anneal adapt.growth", "be in [0, 1]", lambda x: 0.0 <= x <= 1.0),
-    ("adapt.next_token_weight", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
-    ("adapt.first_block", "be at least 1, if given", lambda x: x >= 1),
+    (
+        ("optimizer.beta1", "optimizer.beta2", "optimizer.ema", "optimizer.momentum"),
+        "be in [0, 1)",
+        lambda x: 0.0 <= x < 1.0,
+    ),
+    (
+        ("optimizer.weight_decay", "adapt.next_token_weight"),
+        "be finite, and 0 (none) or more",
+        lambda x: 0.0 <= x < math.inf,
+    ),
+    (("optimizer.clip",), "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
+    (("optimizer.decay_share",), "be in (0, 1]", lambda x: 0.0 < x <= 1.0),
+    (
+        ("optimizer.final_share", "label_dropout", "adapt.anneal", "adapt.growth"),
+        "be in [0, 1]",
+        lambda x: 0.0 <= x <= 1.0,
+    ),
 )
 """Limits of numeric settings, by name; NaN is always refused."""
 
@@ -587,8 +603,8 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
         if own is None:
             raise
         text = dataclasses.replace(config.text, tokenizer=own.text.tokenizer, wrap=own.text.wrap)
-        names = "start method block sigma_floor process architecture architecture_arguments model length"
-        taken = {name: getattr(own, name) for name in names.split()}
+        names = ("start", "method", "block", "sigma_floor", "process", "model", "length")
+        taken = {name: getattr(own, name) for name in (*names, "architecture", "architecture_arguments")}
         return dataclasses.replace(config, **taken, text=text)
     from cedd.models.description import read_description  # imports numpy, which `cedd --help` does not need
 
@@ -731,33 +747,34 @@ def unused_settings(config: TrainConfig) -> dict[str, str]:
 
     found = dict[str, str]()
 
-    def unless(used: bool, names: str, why: str) -> None:
+    def unless(used: bool, why: str, *names: str) -> None:
         if not used:
-            found.update(dict.fromkeys(names.split(), why))
+            found.update(dict.fromkeys(names, why))
 
     optimizer, text = config.optimizer, config.text
-    times = "batch.times batch.lowest_time batch.highest_time batch.last_highest_time"
-    unless(get_method(config.method).dynamics.noisy, times, f"with the method {config.method}")
-    unless(optimizer.matrices == "muon", "optimizer.momentum optimizer.matrix_rate", "without optimizer.matrices muon")
-    unless(optimizer.schedule != "constant", "optimizer.final_share", "on a constant optimizer.schedule")
-    unless(optimizer.schedule == "linear", "optimizer.decay_share", "unless optimizer.schedule is linear")
-    unless(text.validation is None, "text.holdout text.holdout_by", "with text.validation")
-    unless(config.labels is None, "text.holdout_by", "with labels, where documents of each label are held out")
-    unless(config.labels is not None, "label_dropout", "without labels")
-    unless(text.tokenizer.startswith("gpt2"), "text.gpt2_files", f"with the tokenizer {text.tokenizer}")
-    measured = "evaluation.sequences evaluation.draws evaluation.samples evaluation.sample_steps"
-    unless(config.evaluation.samples > 0, "evaluation.sample_steps", "without evaluation.samples")
-    unless(config.evaluation.every > 0, measured, "without evaluation.every")
+    times = ("batch.times", "batch.lowest_time", "batch.highest_time", "batch.last_highest_time")
+    unless(get_method(config.method).dynamics.noisy, f"with the method {config.method}", *times)
+    muon = ("optimizer.momentum", "optimizer.matrix_rate")
+    unless(optimizer.matrices == "muon", "without optimizer.matrices muon", *muon)
+    unless(optimizer.schedule != "constant", "on a constant optimizer.schedule", "optimizer.final_share")
+    unless(optimizer.schedule == "linear", "unless optimizer.schedule is linear", "optimizer.decay_share")
+    unless(text.validation is None, "with text.validation", "text.holdout", "text.holdout_by")
+    unless(config.labels is None, "with labels, where documents of each label are held out", "text.holdout_by")
+    unless(config.labels is not None, "without labels", "label_dropout")
+    unless(text.tokenizer.startswith("gpt2"), f"with the tokenizer {text.tokenizer}", "text.gpt2_files")
+    measured = ("evaluation.sequences", "evaluation.draws", "evaluation.samples", "evaluation.sample_steps")
+    unless(config.evaluation.samples > 0, "without evaluation.samples", "evaluation.sample_steps")
+    unless(config.evaluation.every > 0, "without evaluation.every", *measured)
     adapting = config.architecture != TRANSFORMER and is_autoregressive(config.architecture_arguments)
     adapting = adapting and get_method(config.method).dynamics.noisy
-    names = "adapt.shift adapt.start adapt.causal_past adapt.mask_id"
-    unless(adapting, names, "unless a diffusion method starts --from an autoregressive Llama-type network")
-    unless(config.adapt.shift, "adapt.start", "without adapt.shift")
-    unless(config.block is not None, "adapt.causal_past adapt.first_block adapt.growth", "without block")
-    unless(config.block is None, "adapt.anneal", "with block")
-    unless(config.adapt.first_block is not None, "adapt.growth", "without adapt.first_block")
-    network = " ".join(f"model.{part.name}" for part in dataclasses.fields(config.model))
-    unless(config.architecture == TRANSFORMER, network, f"on the architecture {config.architecture}")
+    names = ("adapt.shift", "adapt.start", "adapt.causal_past", "adapt.mask_id")
+    unless(adapting, "unless a diffusion method starts --from an autoregressive Llama-type network", *names)
+    unless(config.adapt.shift, "without adapt.shift", "adapt.start")
+    unless(config.block is not None, "without block", "adapt.causal_past", "adapt.first_block", "adapt.growth")
+    unless(config.block is None, "with block", "adapt.anneal")
+    unless(config.adapt.first_block is not None, "without adapt.first_block", "adapt.growth")
+    network = (f"model.{part.name}" for part in dataclasses.fields(config.model))
+    unless(config.architecture == TRANSFORMER, f"on the architecture {config.architecture}", *network)
     return found
 
 
