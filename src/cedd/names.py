@@ -1,4 +1,4 @@
-"""Published names of a method on a process, and suggestions for unknown names."""
+"""Published names of a method on a process, suggestions for unknown names, and checks of options."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,3 +82,13 @@ def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
     if unknown := sorted(set(chosen) - set(known)):
         raise ValueError(f"unexpected argument {unknown[0]!r} in {source}{suggestion(unknown[0], known)}")
     return replace(options, **chosen)
+
+
+def check_at_least_one(name: str, value: object) -> None:
+    """Raise a ValueError for a value that is neither None nor an integer of at least 1."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer (got {value!r})")
+    if int(value) < 1:
+        raise ValueError(f"{name} must be at least 1 (got {value!r})")

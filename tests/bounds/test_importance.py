@@ -495,6 +495,7 @@ def test_orders_are_doubled_within_time_limit(monkeypatch: pytest.MonkeyPatch) -
         (cedd.absorb(3), "ar", {}, "exact; use bound='tight'"),
         (cedd.absorb(3), "cedd", {"orders": 0}, r"orders must be at least 1 \(got 0\)"),
         (cedd.absorb(3), "cedd", {"orders": 1.5}, r"orders must be an integer \(got 1.5\)"),
+        (cedd.absorb(3), "cedd", {"orders": True}, r"orders must be an integer \(got True\)"),
         (cedd.absorb(3), "cedd", {"batch": 0}, "batch must be at least 1"),
         (cedd.absorb(3), "cedd", {"tolerance": -0.01}, "tolerance must be a positive fraction"),
         (cedd.absorb(3), "cedd", {"seconds": math.nan}, r"seconds must be positive \(got nan\)"),

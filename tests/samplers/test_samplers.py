@@ -580,6 +580,7 @@ def test_last_time_has_little_noise(process, time, noise):
         ({"grid": torch.tensor([0.1, 0.5])}, "from noise down to data"),
         ({"shape": (0, 3)}, "shape"),
         ({"batch": 0}, "batch must be at least 1"),
+        ({"batch": "2"}, "batch must be an integer \\(got '2'"),
         ({"t_start": 1.5}, "t_start must be in"),
         ({"x_start": torch.zeros(1, 3, dtype=torch.int64)}, "x_start must have the shape"),
         ({"x_start": torch.full((2, 3), 4)}, "x_start must be states of the process, integers in 0..3"),

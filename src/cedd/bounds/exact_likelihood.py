@@ -46,9 +46,10 @@ from torch import Tensor
 from cedd.block_layout import as_block_sequences
 from cedd.bounds.drawing import parts_of
 from cedd.bounds.importance import check_reveal_orders, level_at_zero, token_nats, tokens_at_once
-from cedd.bounds.options import Progress, check_at_least_one
+from cedd.bounds.options import Progress
 from cedd.device import model_device
 from cedd.methods import Method, get_method, model_first
+from cedd.names import check_at_least_one
 from cedd.network import AnyModel, Network, Places, capabilities_of, evaluating
 from cedd.process import TokenProcess
 

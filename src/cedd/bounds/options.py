@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from cedd.bounds.estimate import check_tolerance
 from cedd.bounds.order_weights import WeightFile
 from cedd.dynamics import Corrector
+from cedd.names import check_at_least_one
 
 Sampling = Literal["stratified", "independent"]
 Progress = Callable[[int, int], None]
@@ -56,13 +56,3 @@ class BoundOptions:
         """Keyword arguments as options, and the others as conditions of the network."""
         own = {field.name: arguments.pop(field.name) for field in fields(BoundOptions) if field.name in arguments}
         return BoundOptions(**own), arguments
-
-
-def check_at_least_one(name: str, value: object) -> None:
-    """Raise a ValueError for a number that is neither None nor an integer of at least 1."""
-    if value is None:
-        return
-    if not isinstance(value, Integral):
-        raise ValueError(f"{name} must be an integer (got {value!r})")
-    if int(value) < 1:
-        raise ValueError(f"{name} must be at least 1 (got {value!r})")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cedd.names import check_at_least_one
+
 Wrap = Literal["none", "bos-eos", "trained"]
 DRAWS = 16
 BoundName = Literal["tight", "j1", "j2", "all", "importance", "exact"]
@@ -79,8 +81,7 @@ class EvaluationOptions:
     def check(self) -> None:
         """Refuse invalid values, and options that have no effect together with the others."""
         for option in ("batch", "length", "max_sequences", "orders"):
-            if (value := getattr(self, option)) is not None and value < 1:
-                raise ValueError(f"--{option.replace('_', '-')} must be at least 1 (got {value})")
+            check_at_least_one(f"--{option.replace('_', '-')}", getattr(self, option))
         if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these
             raise ValueError(f"--seed must be between 0 and 2^63 - 1 (got {self.seed})")
         for option, why in self._without_effect():

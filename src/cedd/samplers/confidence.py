@@ -30,12 +30,13 @@ import torch
 from torch import Tensor
 
 from cedd.methods import Method, get_method
+from cedd.names import check_at_least_one
 from cedd.network import AnyModel, Network, Places, evaluating, flat_places, put_at
 from cedd.parameterization import at_token
 from cedd.process import TokenProcess
 from cedd.samplers.choice import Sharpening, check_excluded
 from cedd.samplers.first_hitting import RevealSampler, check_reveals
-from cedd.samplers.options import SamplingOptions, check_steps
+from cedd.samplers.options import SamplingOptions
 from cedd.samplers.random_numbers import Use
 from cedd.samplers.sampler import SamplingRun
 
@@ -150,8 +151,7 @@ def check_order(
         raise ValueError(f"{method.name} has the order of its text; its bound is its exact likelihood")
     if not isinstance(order, ConfidenceOrder) and order not in CONFIDENCE_ORDERS:
         raise ValueError(f"unknown order {order!r}; use one of {', '.join(CONFIDENCE_ORDERS)}, or a ConfidenceOrder")
-    if steps is not None:
-        check_steps(steps)
+    check_at_least_one("steps", steps)
     how = order if isinstance(order, ConfidenceOrder) else CONFIDENCE_ORDERS[order]
     check_reveals(how.name, method, process)
     return how

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from cedd.names import check_at_least_one
 from cedd.process import TokenProcess
-from cedd.samplers.options import check_steps
 from cedd.schedules import check_time
 
 LAST_TIME = 1e-5
@@ -124,7 +124,7 @@ def time_grid(
         if len(times) < 2 or not bool((times.diff() < 0).all()):
             raise ValueError("a time grid needs at least two times, from noise down to data")
     else:
-        check_steps(steps)
+        check_at_least_one("steps", steps)
         if steps > MOST_STEPS:
             raise ValueError(f"steps must be at most {MOST_STEPS:,} (got {steps:,})")
         if grid not in GRIDS:

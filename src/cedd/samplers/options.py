@@ -10,10 +10,10 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from cedd.names import changed
+from cedd.names import changed, check_at_least_one
 from cedd.storage import JSONMapping, JSONObject
 
 if TYPE_CHECKING:
@@ -132,28 +132,21 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         """Raise a ValueError for values that no sampler takes."""
         check_sharpening(self.temperature, self.top_p)
-        if self.steps is not None:
-            check_steps(self.steps)
+        for name in ("steps", "particles", "block_length", "batch"):
+            check_at_least_one(name, getattr(self, name))
         if self.guidance is not None and not (isinstance(self.guidance, Real) and math.isfinite(self.guidance)):
             raise ValueError(f"guidance must be a finite number (got {self.guidance!r})")
-        self._check_particles()
-        if self.block_length is not None and self.block_length < 1:
-            raise ValueError(f"block_length must be at least 1 (got {self.block_length})")
+        self._check_reward()
         if self.place_temperature is not None and not 0 <= self.place_temperature < math.inf:
             raise ValueError(f"place_temperature must be at least 0 and finite (got {self.place_temperature})")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be in [0, 1] (got {self.threshold})")
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch must be at least 1 (got {self.batch})")
         if not 0 < self.t_start <= 1:
             raise ValueError(f"t_start must be in (0, 1], where 1 is noise (got {self.t_start:g})")
         if self.seed is not None and self.seeds is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
-    def _check_particles(self) -> None:
-        count = self.particles
-        if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or count < 1):
-            raise ValueError(f"particles must be an integer, at least 1 (got {self.particles!r})")
+    def _check_reward(self) -> None:
         if self.reward is not None and self.particles is None:
             raise ValueError("a reward steers particles; give their number, for example particles=16")
         if self.reward is not None and not callable(self.reward):
@@ -237,14 +230,6 @@ def default_steps(length: int, block: int | None = None) -> int:
     """
     usual = min(max((block or length) // 4, 64), 256)
     return usual if block is None else min(block, usual)
-
-
-def check_steps(steps: int) -> None:
-    """Refuse a number of steps that is not a positive whole number."""
-    if not isinstance(steps, Integral):
-        raise ValueError(f"steps must be an integer (got {steps})")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1 (got {steps})")
 
 
 def check_sharpening(temperature: float | None, top_p: float | None) -> None:
