@@ -115,6 +115,8 @@ def test_command_resumes_from_checkpoint_and_adapts_orders(runs, words, tmp_path
     assert "models are compared with equal numbers of orders" in capsys.readouterr().err
     assert main(["evaluate", *both, *words, "--checkpoint", str(path)]) == 2
     assert "--checkpoint keeps the orders of one model" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"--seconds must be a positive number \(got '3'\)"):
+        cedd.evaluate(runs["first"], bound="importance", seconds="3")
 
 
 @pytest.mark.parametrize("name", ["first", "causal"])
@@ -140,7 +142,7 @@ def test_tokens_are_written_with_their_costs(name: str, runs, words, tmp_path: P
         ("first", ("--orders", "0"), "--orders must be at least 1 (got 0)"),
         ("first", ("--bound", "tight", "--orders", "4"), "--orders has no effect without --bound importance"),
         ("first", ("--draws", "8"), "--draws has no effect with --bound importance"),
-        ("first", ("--seconds", "0"), "--seconds must be positive (got 0.0)"),
+        ("first", ("--seconds", "0"), "--seconds must be a positive number (got 0.0)"),
         ("first", ("--checkpoint", "weights.txt"), "must end in .npz"),
         ("first", ("--bound", "tight", "--seconds", "4"), "--seconds has no effect without --bound importance"),
         ("first", ("--bound", "tight", "--checkpoint", "w.npz"), "--checkpoint has no effect without --bound"),

@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -134,7 +135,7 @@ class BoundEstimate:
 
 def check_tolerance(tolerance: float | None) -> None:
     """Raise a ValueError for an invalid relative half-width of a perplexity's interval."""
-    if tolerance is not None and not 0 < tolerance < math.inf:
+    if tolerance is not None and not (isinstance(tolerance, Real) and 0 < tolerance < math.inf):
         raise ValueError(f"tolerance must be a positive fraction, such as 0.005 for half a percent (got {tolerance!r})")
 
 

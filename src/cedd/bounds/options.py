@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -44,8 +45,10 @@ class BoundOptions:
         for name in ("orders", "draws", "max_draws", "batch"):
             check_at_least_one(name, getattr(self, name))
         check_tolerance(self.tolerance)
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ValueError(f"seconds must be positive (got {self.seconds!r})")
+        if self.seconds is not None and not (isinstance(self.seconds, Real) and 0 < self.seconds < math.inf):
+            raise ValueError(f"seconds must be a positive number (got {self.seconds!r})")
+        if not isinstance(self.checkpoint, WeightFile | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"checkpoint must be a cedd.bounds.order_weights.WeightFile (got {self.checkpoint!r})")
         if self.sampling not in (None, *get_args(Sampling)):
             raise ValueError(f"sampling must be {' or '.join(get_args(Sampling))} (got {self.sampling!r})")
         if self.tolerance is not None and self.sampling == "independent":

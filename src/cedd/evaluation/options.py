@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Literal
 
@@ -87,8 +88,8 @@ class EvaluationOptions:
         for option, why in self._without_effect():
             if getattr(self, option) != getattr(type(self), option):
                 raise ValueError(f"--{option.replace('_', '-')} has no effect {why}")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ValueError(f"--seconds must be positive (got {self.seconds})")
+        if self.seconds is not None and not (isinstance(self.seconds, Real) and 0 < self.seconds < math.inf):
+            raise ValueError(f"--seconds must be a positive number (got {self.seconds!r})")
         if self.label is not None and self.labels is not None:
             raise ValueError("give --label or --labels, not both")
         if self.order is not None and (self.label is not None or self.labels is not None):
