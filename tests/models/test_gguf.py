@@ -352,18 +352,19 @@ def test_mismatched_or_damaged_tokenizer_json_is_rejected(tmp_path: Path) -> Non
         cedd.import_model(folder, "nowhere", device="cpu")
 
 
-def test_chat_template_errors_are_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "refuses these messages"),  # templates run in a sandbox
+        ("{{ bos_token }}\n{% for one in messages %}", "is invalid, line 2: Unexpected end of template"),
+    ],
+)
+def test_chat_template_errors_are_reported(tmp_path: Path, template: str, message: str) -> None:
     folder = published(tmp_path / "theirs", smollm_tokenizer(), 300)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{{ raise_exception('roles must alternate') }}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
     tokenizer = cedd.import_model(folder, device="cpu").tokenizer
     assert isinstance(tokenizer, JSONTokenizer)
-    with pytest.raises(ValueError, match="the chat template of theirs refuses these messages: roles must alternate"):
-        tokenizer.encode_chat([{"role": "user", "content": "hello"}])
-    settings["chat_template"] = "{{ ''.__class__.__mro__ }}"  # templates run in a sandbox
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = cedd.import_model(folder, device="cpu").tokenizer
-    assert isinstance(tokenizer, JSONTokenizer)
-    with pytest.raises(ValueError, match="refuses these messages"):
+    with pytest.raises(ValueError, match=f"the chat template of theirs {message}"):
         tokenizer.encode_chat([{"role": "user", "content": "hello"}])

@@ -978,6 +978,8 @@ class JSONTokenizer(Tokenizer):
             template = environment.from_string(self.chat_template)
             absent = {"tools": None, "documents": None}
             return template.render(messages=list(messages), add_generation_prompt=True, **absent, **self.variables)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template of {self.name} is invalid, line {error.lineno}: {error}") from None
         except Exception as error:  # noqa: BLE001 - the template's own operations raise anything
             raise ValueError(f"the chat template of {self.name} refuses these messages: {error}") from None
 
