@@ -432,7 +432,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "yarn of one limit": (
         "qwen3",
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0.5}},
-        "rotary_high must be above rotary_low",
+        r"rope_scaling.beta_fast must be above rope_scaling.beta_slow \(got 0.5 and 1\)",
     ),
     "llada's scaling": ("llada", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling is .*only unsc"),
     "llama3 without a length": (
@@ -442,8 +442,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "llama3 the wrong way round": (
         "llama",
-        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 1}},
-        "rope_parameters.original_max_position_embeddings|rotary_high must be above",
+        {"rope_parameters": {**SCALINGS["llama3"], "low_freq_factor": 4, "high_freq_factor": 1}},
+        r"rope_parameters.high_freq_factor must be above rope_parameters.low_freq_factor \(got 1 and 4\)",
     ),
     "no factor": ("qwen2", {"rope_scaling": {"type": "linear"}}, r"rope_scaling.factor must be a number"),
     "a word": ("qwen3", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
@@ -487,7 +487,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "absurd depth": ("llama", {"num_hidden_layers": 10**9}, "lacks model.layers.2"),
     "less depth": ("llama", {"num_hidden_layers": 1}, "tensors that have no place, first model.layers.1"),
     "heads": ("llama", {"num_attention_heads": 5}, "hidden_size 24 does not divide into 5 num_attention_heads"),
-    "key heads": ("llama", {"num_key_value_heads": 3}, "heads must be a multiple of key_heads"),
+    "key heads": ("llama", {"num_key_value_heads": 3}, "heads 4 is not divisible by num_key_value_heads 3"),
+    "rotated entries": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 rotates 3 of the 6"),
     "width": (
         "llama",
         {"intermediate_size": 21},
@@ -500,7 +501,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an end that is text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list .*'</s>'"),
     "ends that are text": ("llada", {"eos_token_id": [1, "x"]}, "eos_token_id must be a token id or a list"),
     "a start that is true": ("qwen2", {"bos_token_id": True}, r"bos_token_id must be a token id or a .* \(got True\)"),
-    "base": ("llama", {"rope_theta": -1}, "rope_theta must be a positive number"),
+    "base": ("llama", {"rope_theta": -1}, "rope_theta must be above 0"),
 }
 
 

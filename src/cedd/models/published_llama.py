@@ -411,23 +411,29 @@ class LlamaFamily:
         given = config.get(names.head_width)
         if given is None and width % heads:
             raise ValueError(f"{config.source}: {names.width} {width} does not divide into {heads} {names.heads}")
+        key_heads = config.whole(names.key_heads, default=heads)
+        if heads % key_heads:
+            raise ValueError(
+                f"{config.source}: {names.heads} {heads} is not divisible by {names.key_heads} {key_heads}"
+            )
         head_width = config.whole(names.head_width, default=width // heads)
         rope = config.get("rope_parameters", default={})
         share = config.share(names.rotated, zero=False, below=1.01, default=rope.get("partial_rotary_factor", 1.0))
         rotated = int(head_width * share)
-        base = config.get(names.base, default=rope.get("rope_theta", 10_000.0))
-        if isinstance(base, bool) or not isinstance(base, int | float) or base <= 0:
-            raise ValueError(f"{config.source}: {names.base} must be a positive number (got {base!r})")
+        if rotated % 2 or not 0 < rotated <= head_width:
+            wrong = f"{names.rotated} {share:g} rotates {rotated} of the {head_width} entries of a head"
+            raise ValueError(f"{config.source}: {wrong}; this must be a positive even number")
+        base = config.share(names.base, zero=False, below=math.inf, default=rope.get("rope_theta", 10_000.0))
         inner = None if self.names is HUGGING_FACE else int(config.get("mlp_ratio", default=4) * width)
         return {
             "width": width,
             "depth": config.whole(names.depth),
             "heads": heads,
-            "key_heads": config.whole(names.key_heads, default=heads),
+            "key_heads": key_heads,
             "head_width": head_width,
             "mlp_width": config.whole(names.mlp_width, default=inner),
             "length": config.whole(names.length, most=LONGEST),
-            "rotary_base": float(base),
+            "rotary_base": base,
             "rotary_width": None if rotated == head_width else rotated,
             **{key: value for name in _ROPE for key, value in _scaling(config, name).items()},
             "epsilon": config.share(names.epsilon, zero=False, default=1e-6),
@@ -524,6 +530,10 @@ def _scaling(config: Description, name: str, supported: bool = True) -> JSONObje
         found["rotary_high"] = part.share("beta_fast", **above_0, default=32.0)
         usual = 1.0 + 0.1 * math.log(max(found["rotary_factor"], 1.0))
         found["rotary_yarn"] = part.share("attention_factor", **above_0, default=usual)
+    if kind != "linear" and found["rotary_low"] >= found["rotary_high"]:
+        low, high = ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
+        got = f"{found['rotary_high']:g} and {found['rotary_low']:g}"
+        raise ValueError(f"{config.source}: {name}.{high} must be above {name}.{low} (got {got})")
     return found
 
 
