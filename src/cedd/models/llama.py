@@ -537,8 +537,8 @@ class Llama(Backbone):
                 raise ValueError(f"attention_mask must be a tensor or 'full' (got {attention_mask!r})")
             mask, causal = None, False
         elif attention_mask is not None:
-            is_dream = self.options.shift and self.options.qkv_bias
-            mask, causal = _visible_of(attention_mask.to(ids.device), own, causal, ids.shape, is_dream), False
+            given, hides = attention_mask.to(ids.device), self.options.masks_padded_queries
+            mask, causal = _visible_of(given, own, causal, ids.shape, hides), False
         return self.head(self.backbone(ids, positions, mask, causal))
 
     def _own_mask(self, queries: Tensor, keys: int) -> Tensor | None:
@@ -632,9 +632,7 @@ def _layer_weights(config: LlamaConfig) -> int:
     return config.width * (attention_rows + 3 * config.mlp_width)
 
 
-def _visible_of(
-    given: Tensor, own: Tensor | None, causal: bool, shape: Sequence[int], hides_queries: bool = False
-) -> Tensor:
+def _visible_of(given: Tensor, own: Tensor | None, causal: bool, shape: Sequence[int], hides_queries: bool) -> Tensor:
     """The mask [L, L] or [B, 1, L, L] of an attention_mask; one of [B, L] may hide queries, too."""
     batch, length = shape
     added = given.is_floating_point() and not bool((given > 0).any())

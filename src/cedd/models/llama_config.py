@@ -87,6 +87,8 @@ class LlamaConfig(LlamaOptions):
     """Whether the input may contain the mask, token V."""
     optional_start: bool = False
     """Of an autoregressive network: the start token is read only if a text has no prompt."""
+    masks_padded_queries: bool = False
+    """Of an imported network: with an attention_mask [B, L], padding attends to nothing (Dream)."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "length", "width", "depth", "heads", "key_heads", "head_width", "mlp_width", "block")

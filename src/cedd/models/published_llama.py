@@ -303,7 +303,7 @@ class LlamaFamily:
         method: what the outputs mean: ar, or a method of masks.
         attention: which positions a position attends to.
         shift: whether position i is predicted from the output at i - 1.
-        qkv_bias, qk_norm: see `LlamaOptions`.
+        qkv_bias, qk_norm, masks_padded_queries: see `LlamaConfig`.
         mask: the id of the mask in released networks, if neither config.json nor the tokenizer gives one. A network
             that has no such row is imported without a mask: its outputs can be read, but it writes and bounds no text.
         defaults: settings that are left out of a config.json.
@@ -320,6 +320,7 @@ class LlamaFamily:
     shift: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    masks_padded_queries: bool = False
     mask: int | None = None
     defaults: JSONMapping = field(default_factory=JSONObject)
     gpt2: bool = False
@@ -366,6 +367,7 @@ class LlamaFamily:
             shift=self.shift,
             qkv_bias=self.qkv_bias,
             qk_norm=self.qk_norm,
+            masks_padded_queries=self.masks_padded_queries,
             weights_dtype=kinds[wanted],
         )
         kind = GPT2 if self.gpt2 else Llama
@@ -612,7 +614,15 @@ LLAMA_FAMILIES: tuple[LlamaFamily, ...] = (
         "LLaDA", _kind("llada"), LLADA_SWITCHES, LLADA, _LLADA_SETTINGS, mask=126336, defaults=_LLADA, **_MASKS
     ),
     LlamaFamily(
-        "Dream", _kind("dream"), QWEN2_SWITCHES, shift=True, qkv_bias=True, mask=151666, defaults=_QWEN, **_MASKS
+        "Dream",
+        _kind("dream"),
+        QWEN2_SWITCHES,
+        shift=True,
+        qkv_bias=True,
+        masks_padded_queries=True,
+        mask=151666,
+        defaults=_QWEN,
+        **_MASKS,
     ),
     LlamaFamily(
         "SDAR",
