@@ -162,11 +162,13 @@ def test_timed_run_ends_in_time_and_reports_its_steps(tmp_path: Path):
     assert result.step == left.steps < 100_000
     line = f"{result.step} steps instead of 1000000, following the speed of the machine"
     assert said.getvalue().splitlines().count(line) == 1
-    for announced, step, finished in ((None, 1000, True), (990, 990, True), (990, 700, False)):  # no message
+    messages = list[str]()
+    trainer: Any = SimpleNamespace(config=replace(config, steps=1000), log=SimpleNamespace(say=messages.append))
+    for announced, step, finished in ((None, 1000, True), (990, 990, True), (990, 700, False), (990, 700, True)):
         hooks = TimeLimit(0.5, planned=announced)
-        trainer: Any = SimpleNamespace(config=replace(config, steps=1000), records=None)
         hooks.on_start(trainer)
         hooks.on_end(trainer, TrainResult(step, None, None, finished, ""))
+    assert messages == ["700 steps instead of 990, following the speed of the machine"]
     assert left.checkpoint_every < 100_000
     assert len(list((config.out / "checkpoints").iterdir())) >= 1
     again = run_training(left, Console(quiet=True))
@@ -222,9 +224,15 @@ def counters(steps: int, decay_share: float) -> Counters:
 
 
 def test_end_before_rate_decay_of_checkpoint_is_kept():
-    """The run keeps the end it chose: a checkpoint of the first steps has an outdated schedule."""
+    """The run keeps the end it chose: a checkpoint of the first steps has an outdated schedule. After the decay of the
+    checkpoint began, the rate decays from that of the checkpoint."""
     line = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=2)
-    config = replace(LONG, steps=40, optimizer=replace(line, decay_share=0.25))
-    for saved in (counters(steps=167, decay_share=0.7), counters(steps=60, decay_share=0.25), None):
-        trainer: Any = SimpleNamespace(config=config, state=SimpleNamespace(step=16), restored=saved)
-        ResumedTimeLimit().on_start(trainer)  # would raise if it changed the end
+    config, changes = replace(LONG, steps=40, optimizer=replace(line, decay_share=0.25)), list[TrainConfig]()
+    decaying = counters(steps=30, decay_share=0.7)  # from step 9 on
+    for saved in (counters(steps=167, decay_share=0.7), counters(steps=40, decay_share=0.25), None, decaying):
+        state = SimpleNamespace(step=16)
+        trainer: Any = SimpleNamespace(config=config, state=state, restored=saved, change=changes.append)
+        ResumedTimeLimit().on_start(trainer)
+    (changed,) = changes
+    assert changed.steps == 40
+    assert rate_of(changed, 16) == pytest.approx(rate_of(replace(config, steps=30, optimizer=line), 16))
