@@ -70,8 +70,10 @@ class VocabularyHead(nn.Linear):
     def _takes_parts(self, features: Tensor) -> bool:
         """Whether the weight is multiplied in parts."""
         weight = self.weight
-        of_both = features.dtype == torch.bfloat16 and weight.dtype == torch.float32 and weight.is_cuda
-        return of_both and len(features) >= _FEW_ROWS and not torch.is_grad_enabled() and not weight.is_inference()
+        if type(weight) not in (nn.Parameter, Tensor) or weight.is_inference() or not weight.is_cuda:
+            return False  # among others, a part of a weight that several ranks share
+        of_both = features.dtype == torch.bfloat16 and weight.dtype == torch.float32
+        return of_both and len(features) >= _FEW_ROWS and not torch.is_grad_enabled()
 
     def loss(
         self,
