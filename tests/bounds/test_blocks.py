@@ -269,5 +269,5 @@ def test_invalid_block_bounds_are_rejected() -> None:
     with pytest.raises(ValueError, match="takes no orders"):
         cedd.estimate_bound(model, absorb, TEXTS, method="cedd", block=2, bound="exact", orders=4)
     long = torch.zeros(2, 26, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"positions of a block must be 1 to 12 \(got 13\)"):
+    with pytest.raises(ValueError, match=r"number of positions in a block must be 1 to 12 \(got 13\)"):
         cedd.estimate_bound(model, absorb, long, method="cedd", block=13, bound="exact")

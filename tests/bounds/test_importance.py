@@ -449,6 +449,22 @@ def test_checkpoint_of_another_evaluation_is_rejected(tmp_path: Path) -> None:
             estimate(model, process, data, orders=4, checkpoint=WeightFile(path, "a model"))
 
 
+def test_checkpoint_of_other_labels_is_rejected(tmp_path: Path) -> None:
+    process, data = cedd.absorb(3), all_sequences(3, 4)[:9]
+    plain, path = random_network(process, 4, 0), tmp_path / "weights.npz"
+
+    def model(x: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
+        return plain(x, sigma) * (1 + conditions["label"][:, None, None])
+
+    zeros, ones = torch.zeros(9), torch.ones(9)
+    usual = estimate(model, process, data, orders=4, label=zeros)
+    for _ in range(2):
+        found = estimate(model, process, data, orders=4, label=zeros, checkpoint=WeightFile(path, "a model"))
+        assert torch.equal(found.log_weights, usual.log_weights)
+    with pytest.raises(ValueError, match="belongs to another evaluation"):
+        estimate(model, process, data, orders=4, label=ones, checkpoint=WeightFile(path, "a model"))
+
+
 def test_orders_are_doubled_until_interval_is_narrow() -> None:
     V, L = 3, 4
     process, data = cedd.absorb(V), all_sequences(V, L)[::9]

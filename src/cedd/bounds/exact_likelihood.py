@@ -159,10 +159,10 @@ def _same_places(
     for number, here in groupby(scored, lambda position: position // each):
         found.setdefault(tuple(position % each for position in here), []).append(number)
     if not 1 <= (most := max(map(len, found), default=0)) <= MOST_POSITIONS:
-        what = "positions" if blocks == 1 else "positions of a block"
+        where = "" if blocks == 1 else " in a block"
         raise ValueError(
-            f"{what} must be 1 to {MOST_POSITIONS} (got {most}): the exact likelihood takes 2^b network evaluations; "
-            "for more use estimate_bound(bound='importance')"
+            f"the number of positions{where} must be 1 to {MOST_POSITIONS} (got {most}): the exact likelihood takes "
+            "2^b network evaluations; for more use estimate_bound(bound='importance')"
         )
     if scored[0] < 0 or scored[-1] >= length or len(set(scored)) < len(scored):
         raise ValueError(f"positions must be distinct and in 0..{length - 1} (got {scored})")

@@ -193,8 +193,9 @@ def importance_bound(
     rows, width = clean.shape
     weights = OrderWeights.none(rows, width)
     if options.checkpoint is not None:
-        described = {"seed": seed, "antithetic": antithetic, "blocks": blocks, "method": method.name}
-        described["data"] = hashlib.sha256(clean.numpy().tobytes()).hexdigest()
+        described: dict[str, object] = {"seed": seed, "antithetic": antithetic, "blocks": blocks, "method": method.name}
+        described["data"] = _digest(clean)
+        described["conditions"] = {name: _digest(value) for name, value in conditions.items()}
         weights = options.checkpoint.load(described, rows, width, most)
     work = _Weighing(network, process, clean, blocks, seed, antithetic, batch, options.progress, options.checkpoint)
     goal = min(most, max(2, weights.complete)) if adapts else most
@@ -209,6 +210,10 @@ def importance_bound(
             if goal >= most or late or (tolerance is not None and (reached or cannot_narrow(found))):
                 return replace(found, reached=reached)
             goal = min(2 * goal, most) if adapts else most
+
+
+def _digest(values: Tensor) -> str:
+    return hashlib.sha256(values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _settled(weights: OrderWeights, texts: int, length: int, blocks: int, fixed_set: bool) -> ImportanceEstimate:

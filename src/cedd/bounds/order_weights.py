@@ -49,7 +49,7 @@ class OrderWeights:
 
 @dataclass
 class WeightFile:
-    """A file of weights. It is written at most once in `every` seconds, and when all orders are weighed.
+    """A file of weights, written after a batch, at most once in `every` seconds, and at the end.
 
     Args:
         path: the .npz file.
@@ -81,7 +81,8 @@ class WeightFile:
             ) from None
         if key != self._key:
             raise ValueError(
-                f"{self.path} belongs to another evaluation (model, data, seed or block differs); choose another file"
+                f"{self.path} belongs to another evaluation (model, data, labels, seed or block differs); choose "
+                "another file"
             )
         if complete > orders or (passes and log_weights.shape[1] > orders):
             raise ValueError(
@@ -91,7 +92,7 @@ class WeightFile:
         return OrderWeights(log_weights, nats, complete, passes)
 
     def save(self, weights: OrderWeights, final: bool = False) -> None:
-        """Write the weights, unless that was done a moment ago."""
+        """Write the weights, unless they were written less than `every` seconds ago."""
         if not final and time.monotonic() < self._written + self.every:
             return
         header = json.dumps({"key": self._key, "complete": weights.complete, "passes": weights.passes})

@@ -61,5 +61,5 @@ def _folder(run: Path) -> Path:
     """The folder for the page, which must be the user's own."""
     folder = locate(run)
     if not run.expanduser().is_dir():
-        raise ValueError(f"{run} is not a folder of yours; name the page with --out {run.name}.html")
+        raise ValueError(f"{run} is not a folder; choose where to write the page with --out {run.name}.html")
     return folder

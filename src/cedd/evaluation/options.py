@@ -31,8 +31,8 @@ class EvaluationOptions:
     """With --bound importance: double the orders while the next round is expected to end within this time, in
     seconds."""
     checkpoint: Path | None = None
-    """With --bound importance: save the weights of finished orders to this .npz file every half minute. The same
-    command resumes from it, also with more --orders."""
+    """With --bound importance: save the weights of orders to this .npz file after each batch, at most every half
+    minute. The same command resumes from it, also with more --orders. A smaller --batch saves more often."""
     order: Literal["probability", "margin", "entropy"] | None = None
     """Also compute the exact likelihood of the sampler that reveals the most confident tokens first (absorb only)."""
     steps: int | None = None

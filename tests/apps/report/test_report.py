@@ -265,7 +265,7 @@ def test_wrap_option_applies_to_given_text(runs: list[Path], tmp_path: Path, cap
 
 def test_page_is_not_written_into_package(capsys: pytest.CaptureFixture[str]):
     assert main(["report", "english-char", "--data", "python-manual", "--device", "cpu"]) == 2
-    said = "english-char is not a folder of yours; name the page with --out english-char.html"
+    said = "english-char is not a folder; choose where to write the page with --out english-char.html"
     assert capsys.readouterr().err == f"cedd: error: {said}\n"
 
 
