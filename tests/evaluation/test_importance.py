@@ -11,7 +11,7 @@ from cedd.bounds.importance import ImportanceEstimate
 from cedd.cli import main
 from cedd.evaluation.perplexity import choose_sequences, load_data
 from cedd.evaluation.tokens import read_tokens
-from cedd.models.folder import load_folder
+from cedd.models.folder import load_folder, save_folder
 from tests.tasks.models import save_random
 
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
@@ -83,6 +83,27 @@ def test_table_names_distribution_and_orders(runs, words, capsys) -> None:
 def test_unreached_tolerance_is_quoted_as_given(runs, words, capsys) -> None:
     assert main(["evaluate", str(runs["first"]), *words, "--orders", "2", "--tolerance", "0.001%"]) == 0
     assert "The interval is wider than 0.001%, because" in " ".join(capsys.readouterr().out.split())
+
+
+def test_unreached_tolerance_on_fixed_set_is_due_to_limit(runs, words, tmp_path: Path, capsys) -> None:
+    folder = load_folder(runs["first"])
+    for name, values in folder.model.named_parameters():
+        if "modulation" in name:
+            torch.nn.init.normal_(values, std=0.3)  # zero at first: contexts would not matter
+    save_folder(tmp_path / "varied", folder)
+    how = ("--orders", "4", "--tolerance", "0.001%", "--fixed-set")
+    assert main(["evaluate", str(tmp_path / "varied"), *words, *how]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "because 4 orders are all that --orders (default: 4096) or --seconds allow" in output
+    assert "gives the interval for these sequences only" not in output
+
+
+def test_unknown_errors_are_not_printed_as_nan(runs, words, capsys) -> None:
+    for how in (("--orders", "1"), ("--orders", "32", "--length", "2", "--max-sequences", "1")):
+        assert main(["evaluate", str(runs["first"]), *words, *how]) == 0
+        output = capsys.readouterr().out
+        assert "nan" not in output.lower()
+    assert "It is at least" in output
 
 
 def test_runs_are_compared_on_same_orders_and_ar_is_exact(runs, words, capsys) -> None:

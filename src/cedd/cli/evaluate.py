@@ -8,8 +8,8 @@ from functools import partial
 
 from rich.table import Table
 
-from cedd.bounds.estimate import BoundEstimate, exp_or_inf, shown
-from cedd.bounds.importance import ImportanceEstimate, first_hitting_law
+from cedd.bounds.estimate import BoundEstimate, cannot_narrow, exp_or_inf, shown
+from cedd.bounds.importance import MOST_ORDERS, ImportanceEstimate, first_hitting_law
 from cedd.bounds.order_weights import WEIGHT_SUFFIXES
 from cedd.cli.arguments import Evaluate
 from cedd.cli.console import PlainConsole
@@ -135,9 +135,9 @@ def _table(result: ModelEvaluation) -> Table:
     table.add_row("nats per token", *[f"{e.nats_per_token:.4f}" for e in estimates])
     if any(e.terminal for e in estimates):
         table.add_row("  of which terminal term", *[f"{e.terminal:.4f}" for e in estimates])
-    table.add_row("  standard error", *[f"{e.stderr:.4f}" for e in estimates])
+    table.add_row("  standard error", *[_error(e.stderr) for e in estimates])
     table.add_row("  95% interval", *[_interval(e.ci95) for e in estimates])
-    table.add_row("  Monte Carlo standard error", *[f"{e.monte_carlo_stderr:.4f}" for e in estimates])
+    table.add_row("  Monte Carlo standard error", *[_error(e.monte_carlo_stderr) for e in estimates])
     table.add_row("bits per token", *[f"{e.bits_per_token:.4f}" for e in estimates])
     table.add_row("perplexity per token", *[shown(e.perplexity, 2) for e in estimates])
     table.add_row("  95% interval", *[_interval(e.perplexity_ci95, 2) for e in estimates])
@@ -180,10 +180,8 @@ def _from_below(estimate: ImportanceEstimate) -> str:
     """The bound in the other direction, or why there is none."""
     both = estimate.two_sided() if estimate.orders >= 4 else None
     if both is not None and both.informative:
-        return (
-            f"It is at least {shown(exp_or_inf(both.at_least), 2)}, in expectation: {both.at_least:.4f} ± "
-            f"{both.at_least_stderr:.4f} nats per token."
-        )
+        nats = _with_error(both.at_least, math.nan if estimate.fixed_set else both.at_least_stderr)
+        return f"It is at least {shown(exp_or_inf(both.at_least), 2)}, in expectation: {nats} nats per token."
     if estimate.orders < 16:
         return "A lower bound needs more orders: --orders 16 or more."
     least = f"{both.least_effective_sample_size:.1f}" if both is not None else "unknown"
@@ -199,7 +197,17 @@ def _add_orders(table: Table, estimate: ImportanceEstimate, columns: int) -> Non
     table.add_row("effective sample size", f"{estimate.effective_sample_size:.1f} of {estimate.orders}", *blank)
     for orders, nats in estimate.by_orders.items():
         error = estimate.of_orders(orders).stderr
-        table.add_row(f"nats per token, K = {orders}", f"{nats:.4f} ± {error:.4f}", *blank)
+        table.add_row(f"nats per token, K = {orders}", _with_error(nats, error), *blank)
+
+
+def _error(value: float) -> str:
+    """A standard error, or "none" if it cannot be estimated."""
+    return "none" if math.isnan(value) else f"{value:.4f}"
+
+
+def _with_error(value: float, error: float) -> str:
+    """A value ± its standard error, if that can be estimated."""
+    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
 def _interval(ends: tuple[float | None, float | None], digits: int = 4) -> str:
@@ -207,6 +215,19 @@ def _interval(ends: tuple[float | None, float | None], digits: int = 4) -> str:
     if low is None or high is None or math.isnan(low):
         return "none"
     return f"[{shown(low, digits)}, {shown(high, digits)}]"
+
+
+def _why_wide(estimate: BoundEstimate) -> str:
+    """Why a tolerance was not reached."""
+    weighted = isinstance(estimate, ImportanceEstimate)
+    if not estimate.fixed_set and cannot_narrow(estimate):
+        return (
+            f"values differ more between sequences than between {'orders' if weighted else 'noise draws'}. More "
+            "sequences narrow it; --fixed-set gives the interval for these sequences only."
+        )
+    if weighted:
+        return f"{estimate.orders} orders are all that --orders (default: {MOST_ORDERS}) or --seconds allow."
+    return f"the limit on draws was reached ({estimate.draws} per sequence)."
 
 
 def _notes(result: ModelEvaluation, tolerance: float | None) -> list[str]:
@@ -221,10 +242,7 @@ def _notes(result: ModelEvaluation, tolerance: float | None) -> list[str]:
                 "finite unless the network gives the text probability zero."
             )
     elif tolerance is not None and not estimate.reached:
-        notes.append(
-            f"The interval is wider than {100 * tolerance:.3g}%, because sequences differ more than their noise draws. "
-            "More sequences narrow it; --fixed-set gives the interval for these sequences only."
-        )
+        notes.append(f"The interval is wider than {100 * tolerance:.3g}%, because {_why_wide(estimate)}")
     if estimate.heavy_tailed:
         notes.append(
             "There is no interval: a few independent draws near t = 0 make up much of the estimate, and an estimate "
