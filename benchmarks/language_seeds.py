@@ -205,7 +205,7 @@ def distance_table(files: Sequence[Rows]) -> str:
     falls, which is not the model's, and the rest. The intervals are over blocks. The fall from one order to all, on the
     same orders, has less noise than that from `tight`, and no interval."""
     heads = ("nats per token above ar", "text", "K", "seeds", "tight", "of which the bound, at least")
-    heads += ("model, at most", "less with K orders than with 1")
+    heads += ("model, at most", "decrease from 1 to K orders")
     lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
     found = [(cell, text) for rows in files for cell, text, record, _ in importance_records(rows)]
     for cell, text in dict.fromkeys(found):
