@@ -75,7 +75,7 @@ def test_tokens_masked_at_time_zero_are_revealed_together(timed: bool):
     law = case.law if timed else laws(time_conditioned_law, model, data, case.V, most, least)
     found = cedd.exact_likelihood(model, case.process, data, range(case.L), method="cedd")
     np.testing.assert_allclose((-found).exp().numpy(), law, rtol=2e-5)  # the oracle's own tolerance
-    assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6)
+    assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6 if timed else 1e-12)
 
 
 def test_reveal_times_of_default_schedule_are_integrated():

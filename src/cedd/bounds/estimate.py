@@ -29,7 +29,7 @@ Interval = tuple[float, float]
 
 _NORMAL_975 = 1.959963984540054
 _ROUNDING = 1e-6
-_HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worth while
+_HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worthwhile
 _NO_CODE_LENGTHS = ("j1", "j2")
 
 

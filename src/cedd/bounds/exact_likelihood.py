@@ -29,7 +29,7 @@ text before it. All blocks of a text in which the same positions are scored are 
 in each: 2^b - 1 passes for the whole text.
 
 The integrals are taken at the Gauss nodes of sigma = -log(1 - u a(1)), in which networks are smooth, by interpolating
-polynomials; the number of nodes doubles until the result holds still.
+polynomials; the number of nodes doubles until the result changes by at most 1e-6 nats.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MOST_POSITIONS = 12
 """Positions whose orders are summed: 4,095 contexts."""
 _NODES = (12, 24, 48, 96)
 _STILL = 1e-6
-"""Nats that the likelihood may change by when the nodes are doubled."""
+"""Largest change of the likelihood, in nats, when the nodes are doubled for the last time."""
 
 
 @model_first("cedd.exact_likelihood(model, process, x, positions, method=...)")
@@ -230,8 +230,8 @@ def _by_size(size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def _sizes(size: int) -> Tensor:
-    """|S| of every set of b = size positions, [2^b]."""
-    return torch.tensor([known.bit_count() for known in range(2**size)])
+    """|S| of every set of b = size positions, [2^b] float64: integers times a Python float would be float32."""
+    return torch.tensor([known.bit_count() for known in range(2**size)], dtype=torch.float64)
 
 
 def _sum_over_orders(log_chances: Tensor, together: float = 0.0) -> Tensor:
@@ -242,7 +242,7 @@ def _sum_over_orders(log_chances: Tensor, together: float = 0.0) -> Tensor:
     known = _sizes(size)
     ways = size - known if together == 0 else known + 1
     for i, without, with_it in _by_size(size):
-        gained = total[:, without] + log_chances[:, without, i] - ways[without].double().log()
+        gained = total[:, without] + log_chances[:, without, i] - ways[without].log()
         total[:, with_it] = torch.logaddexp(total[:, with_it], gained)
     if together == 0:
         return total[:, -1]

@@ -37,7 +37,7 @@ class OrderWeights:
 
     @classmethod
     def none(cls, rows: int, length: int) -> OrderWeights:
-        """Before the first order."""
+        """No weights yet."""
         return cls(torch.empty(rows, 0, dtype=torch.float64), torch.zeros(rows, length, dtype=torch.float64))
 
     def grow(self, orders: int) -> None:
