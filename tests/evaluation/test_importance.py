@@ -140,6 +140,26 @@ def test_command_resumes_from_checkpoint_and_adapts_orders(runs, words, tmp_path
         cedd.evaluate(runs["first"], bound="importance", seconds="3")
 
 
+def test_checkpoint_may_be_a_string(runs, words, tmp_path: Path) -> None:
+    path = tmp_path / "weights.npz"
+    how = {"bound": "importance", "orders": 2, "max_sequences": 2, "device": "cpu"}
+    found = [cedd.evaluate(runs["first"], words[1], checkpoint=str(path), **how).perplexity for _ in range(2)]
+    assert found[0] == found[1]
+    assert path.is_file()
+
+
+def test_unknown_bound_is_reported_with_all_bounds(runs, words) -> None:
+    with pytest.raises(ValueError, match="unknown bound 'importnce'; did you mean 'importance'"):
+        cedd.evaluate(runs["first"], words[1], bound="importnce")
+
+
+@pytest.mark.parametrize("bound", ["tight", "exact"])
+def test_tokens_of_other_bounds_are_rejected(bound: str, runs, words, tmp_path: Path) -> None:
+    found = cedd.evaluate(runs["first"], words[1], bound=bound, length=2, max_sequences=2, device="cpu")
+    with pytest.raises(ValueError, match=f"the costs of tokens need bound='importance' .got '{bound}'"):
+        found.save_tokens(tmp_path / "tokens.jsonl")
+
+
 @pytest.mark.parametrize("name", ["first", "causal"])
 def test_tokens_are_written_with_their_costs(name: str, runs, words, tmp_path: Path, capsys) -> None:
     path = tmp_path / "tokens.jsonl"

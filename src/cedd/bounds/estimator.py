@@ -129,7 +129,8 @@ def estimate_bound(
         max_draws: largest number of draws with a tolerance.
         batch: noisy sequences per network call (default: 32; for "importance" chosen for the device).
         device: the device of the network; by default that of its parameters.
-        checkpoint: for "importance": the file in which weights are saved, and from which the same call resumes.
+        checkpoint: for "importance": the file (`cedd.bounds.order_weights.WeightFile`) in which weights are saved, and
+            from which the same call resumes.
         progress: called after each batch with the number of evaluations done and the number planned so far.
         conditions: other inputs of the network, one entry per sequence [N, ...], passed by name.
     """

@@ -226,7 +226,7 @@ class EvaluationResult:
         """Write every token of the first model's sequences with its cost in nats, in the format of
         `cedd.evaluation.tokens`: .jsonl.
 
-        The main bound must be `importance`, or an exact likelihood.
+        The first bound must be `importance`, unless the model is autoregressive.
         """
         folder, estimate, blocks = self.evaluations[0].folder, self.evaluations[0].main, self.blocks[0]
         save_tokens(path, folder.tokenizer, blocks, token_nats(folder, blocks, estimate))

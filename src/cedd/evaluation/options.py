@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from cedd.names import suggestion
 
 from cedd.names import check_at_least_one
 
@@ -23,7 +25,7 @@ class EvaluationOptions:
     bound: BoundName = "tight"
     """tight: a valid upper bound. j1, j2: the paper's estimates, truncated at t = 1e-4. all: these three. importance: a
     tighter bound on the first-hitting sampler, from --orders random orders per sequence (absorb only). exact: the
-    likelihood of that sampler, for block diffusion models with blocks of at most 12 tokens."""
+    likelihood of that sampler, for blocks or sequences (--length) of at most 12 tokens."""
     orders: int | None = None
     """With --bound importance: orders per sequence (default: 64); each takes one network evaluation per token. With
     --tolerance or --seconds, which start at 2 orders and double them: the largest number (default: 4096)."""
@@ -81,6 +83,8 @@ class EvaluationOptions:
 
     def check(self) -> None:
         """Refuse invalid values, and options that have no effect together with the others."""
+        if self.bound not in get_args(BoundName):
+            raise ValueError(f"unknown bound {self.bound!r}{suggestion(self.bound, get_args(BoundName))}")
         for option in ("batch", "length", "max_sequences", "orders"):
             check_at_least_one(f"--{option.replace('_', '-')}", getattr(self, option))
         if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these

@@ -256,7 +256,8 @@ def measure(
     if method.dynamics.noisy:
         how["bound"] = bound
         if bound == "importance":
-            file = None if options.checkpoint is None else WeightFile(options.checkpoint, weights_checksum(model))
+            path = options.checkpoint
+            file = None if path is None else WeightFile(expanded(path), weights_checksum(model))
             how |= {"orders": options.orders, "seconds": options.seconds, "checkpoint": file}
         device = model_device(model)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):

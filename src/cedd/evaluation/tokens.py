@@ -36,6 +36,8 @@ def token_nats(folder: ModelFolder, data: Tensor, estimate: BoundEstimate) -> Te
     """The cost of every token of data [N, L] in nats, [N, L] float64."""
     if isinstance(estimate, ImportanceEstimate):
         return estimate.per_token
+    if folder.method.dynamics.noisy:
+        raise ValueError(f"the costs of tokens need bound='importance' (got {estimate.bound!r})")
     network = Network.of(folder.model, folder.process.vocab_size, model_device(folder.model))
     with evaluating(folder.model):
         parts = [
