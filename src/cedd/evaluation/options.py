@@ -9,9 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal, get_args
 
-from cedd.names import suggestion
-
-from cedd.names import check_at_least_one
+from cedd.names import check_at_least_one, suggestion
 
 Wrap = Literal["none", "bos-eos", "trained"]
 DRAWS = 16
