@@ -37,7 +37,7 @@ _ENTRIES_AT_ONCE = {"cpu": 1 << 24, "mps": 1 << 25}
 _ENTRIES_ON_A_GPU = 1 << 25, 1 << 27
 
 _SIZES = 16
-"""How many numbers of masks a function of outputs at all masks is recorded for."""
+"""Number of batch sizes, counted in masks, for which a function of the outputs at all masks is recorded."""
 MOST_TOGETHER = 64
 """Positions of blocks up to which several calls are recorded together: the head then runs at all of them."""
 SPARSE = 4
