@@ -279,6 +279,8 @@ def check_kernels(device: str) -> None:
             patch.undo()
             expected = laws_results(language, log_probs, u, chosen, greedy)
             patch.setattr("cedd.constraints.product_law._takes_kernels", lambda tensor: True)
+            if number % 2:  # so that positions are searched in several pieces
+                patch.setattr("cedd.constraints.product_law_triton.MARKS", 2)
             there = TokenLanguage(automaton, device)
             for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
                 found = laws_results(there, log_probs.to(device, dtype), u.to(device), chosen.to(device), greedy)
@@ -338,6 +340,21 @@ def picked(language: TokenLanguage, logits: torch.Tensor, u: torch.Tensor, greed
 
 def test_interpreted_kernels_match_torch():
     run_interpreted("from tests.constraints.test_product_law import check_kernels; check_kernels('cpu')")
+
+
+def test_draw_of_long_text_fits_in_cuda_grid(monkeypatch: pytest.MonkeyPatch):
+    """CUDA limits the first dimension of a grid to 2^31 - 1, and the others to 65,535."""
+    pytest.importorskip("triton")
+    from cedd.constraints import product_law_triton as kernels
+
+    grids: list[tuple[int, ...]] = []
+    monkeypatch.setattr(kernels, "_launch", lambda kernel, grid, *tables, **how: grids.append(grid))
+    length, language = 70_000, TokenLanguage(automaton_of([(0, 0, 0)], [True], 1))
+    rows = torch.zeros(1, length, dtype=torch.int64)
+    numbers, beta = torch.zeros(1, length, dtype=torch.float64), torch.zeros(length + 1, 1, 1, dtype=torch.float64)
+    kernels.draw(beta[0], rows, rows, beta, numbers, numbers == 0, language.edges, False)
+    assert all(size < 65_536 for grid in grids for size in grid[1:])
+    assert max(grid[0] for grid in grids) == length
 
 
 @pytest.mark.gpu

@@ -22,6 +22,8 @@ from cedd.constraints.edges import Edges
 WARPS = 4
 PIECE = 32
 """Tokens of a class that are summed at once."""
+MARKS = 1024
+"""Positions that are searched at once for those that are drawn."""
 LOWEST = tl.constexpr(-1e300)
 """In the place of -inf, where it is subtracted."""
 LARGEST_SHARE = tl.constexpr(1 - 2.0**-53)
@@ -307,9 +309,12 @@ def _choose_kernel(
 ):  # fmt: skip
     """The transition that is drawn in every state, edges [B, L, Q], and the number used for it, [B, L], up to the last
     position that is drawn. One program for each position."""
-    sequence, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    offset, place = sequence * length, tl.arange(0, PLACES)
-    following = tl.min(tl.where(_marked(chosen + offset, place, length) & (place >= i), place, length), 0)
+    sequence, i = tl.program_id(0).to(tl.int64) // length, tl.program_id(0) % length
+    offset, begin, following = sequence * length, i, length
+    while (begin < length) & (following == length):
+        place = begin + tl.arange(0, PLACES)
+        following = tl.min(tl.where(_marked(chosen + offset, place, length), place, length), 0)
+        begin += PLACES
     if following < length:
         u = tl.load(numbers + offset + following)
         u = tl.where(following == i, u, _hashed(u, i.to(tl.int64)))  # see `own_numbers`
@@ -332,8 +337,10 @@ def _choose_kernel(
 def _follow_kernel(path, edges, chosen, targets, length, states, PLACES: tl.constexpr):
     """The states path [B, L] that a sequence passes up to its last position that is drawn."""
     offset, state = tl.program_id(0).to(tl.int64) * length, tl.zeros([], tl.int32)
-    place = tl.arange(0, PLACES)
-    end = tl.max(tl.where(_marked(chosen + offset, place, length), place + 1, 0), 0)
+    end = tl.zeros([], tl.int32)
+    for start in range(0, length, PLACES):
+        place = start + tl.arange(0, PLACES)
+        end = tl.maximum(end, tl.max(tl.where(_marked(chosen + offset, place, length), place + 1, 0), 0))
     for i in range(end):
         tl.store(path + offset + i, state)
         state = tl.load(targets + tl.load(edges + (offset + i) * states + state))
@@ -345,8 +352,8 @@ def _draw_kernel(
     states, GREEDY: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Classes [B, L] on paths [B, L], which are -1 after their ends. Numbers become their places in their intervals."""
-    sequence, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = sequence * length + i
+    at = tl.program_id(0).to(tl.int64)
+    sequence, i = at // length, at % length
     state = tl.load(path + at)
     if state >= 0:
         taken = tl.load(edges + at * states + state)
@@ -494,10 +501,10 @@ def draw(
     if length and len(edges.label):
         marked = chosen.to(torch.int8).contiguous()
         given = beta, weights, rows.contiguous(), known.contiguous()
-        moves, places = (edges.label, edges.target, edges.starts), triton.next_power_of_2(length)
+        moves, places = (edges.label, edges.target, edges.starts), min(triton.next_power_of_2(length), MARKS)
         each = torch.empty(batch, length, states, dtype=torch.int32, device=beta.device)
         path, sizes = torch.full_like(rows, -1, dtype=torch.int32), (length, batch, classes, states)
-        asked, grid = (numbers.contiguous(), marked), (batch, length)
+        asked, grid = (numbers.contiguous(), marked), (batch * length,)
         _launch(
             _choose_kernel, grid, each, rest, *given, *asked, *moves, edges.state, *sizes, edges.many, greedy, places
         )
