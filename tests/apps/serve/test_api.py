@@ -542,8 +542,9 @@ def test_logprobs_are_conditioned_on_previous_tokens(tmp_path: Path, block: int 
         assert made.writes_blocks
     body = {"prompt": "The cat", "max_tokens": 6, "n": 2, "seed": 1, "temperature": 1.5}
     with connected(ModelRegistry({"m": made})) as (client, _):
-        more = ({}, {"logprobs": 2}, {"logprobs": 0, "echo": True}, {"logprobs": 2, "stream": True})
-        plain, short, whole, streamed = (client.post("/v1/completions", json=body | one) for one in more)
+        echo = {"logprobs": 2, "echo": True}
+        more = ({}, {"logprobs": 2}, {"logprobs": 0, "echo": True}, {"logprobs": 2, "stream": True}, echo)
+        plain, short, whole, streamed, full = (client.post("/v1/completions", json=body | one) for one in more)
         if block is not None:
             long = client.post("/v1/completions", json=body | {"max_tokens": 30, "logprobs": 1})
             assert long.status_code == 422
@@ -551,6 +552,11 @@ def test_logprobs_are_conditioned_on_previous_tokens(tmp_path: Path, block: int 
     assert [one["logprobs"] for one in [*events(streamed)][-1]["choices"]] == [
         one["logprobs"] for one in short.json()["choices"]
     ]
+    for one in full.json()["choices"]:  # also for the tokens of the prompt
+        found = one["logprobs"]
+        for token, log_p, top in zip(*(found[name] for name in LOGPROBS[:3]), strict=True):
+            assert top[token] == log_p
+            assert len(top) >= 2
     plain, short, whole = (one.json()["choices"] for one in (plain, short, whole))
     for one, cut, echoed in zip(plain, short, whole, strict=True):
         assert one["logprobs"] is None
@@ -564,8 +570,8 @@ def test_logprobs_are_conditioned_on_previous_tokens(tmp_path: Path, block: int 
         assert echoed["logprobs"]["top_logprobs"] is None
         for token, log_p, top, offset in zip(*(cut["logprobs"][name] for name in LOGPROBS), strict=True):
             assert cut["text"][offset:].startswith(token)
-            assert 1 <= len(top) <= 2
-            assert max(top.values()) >= log_p - 1e-6
+            assert 2 <= len(top) <= 3
+            assert top[token] == log_p
 
 
 LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

@@ -127,16 +127,19 @@ class GenerationTask:
 
     @torch.no_grad()
     def _log_probabilities(self, loaded: LoadedModel, ids: Tensor, shown: TemplatePieces) -> list[TokenLogProbability]:
-        """Of each token [L] given those before it, by the model itself: at temperature 1 and without constraint."""
+        """Of each token [L] given those before it, by the model itself: at temperature 1 and without constraint. The
+        most probable tokens are preceded by the token itself, as in OpenAI's API."""
         assert self.logprobs is not None
         laws = TextLikelihoods(loaded).token_log_probs(ids[:0], ids)
         own = laws.gather(1, ids[:, None])[:, 0].tolist()
         values, others = laws.topk(min(self.logprobs, laws.shape[1]), -1)
         found = list[TokenLogProbability]()
-        for i, (value, *best) in enumerate(zip(own, values.tolist(), others.tolist(), strict=True)):
-            top = dict[str, float]()
-            for log_p, token in zip(*best, strict=True):
-                top.setdefault(shown.piece(i, token) or "", log_p)
+        each = zip(ids.tolist(), own, values.tolist(), others.tolist(), strict=True)
+        for i, (token, value, *best) in enumerate(each):
+            top = {shown.piece(i, token) or "": value} if self.logprobs else {}
+            for log_p, other in zip(*best, strict=True):
+                if other != token:
+                    top.setdefault(shown.alternative(i, other) or "", log_p)
             found.append((value, top))
         return found
 

@@ -64,10 +64,14 @@ class TemplatePieces:
                 self._given |= enumerate(whole_characters(self.tokenizer, part.ids.tolist()), place.start)
 
     def piece(self, place: int, token: int) -> str | None:
-        """The piece of a token; None for the mask."""
-        if place == self._first and token < self.tokenizer.vocab_size:
-            return self.spaced(place, self.tokenizer.decode([token]))
-        text = self._given.get(place, piece(self.tokenizer, token))
+        """The piece of a token, or of the given one there; None for the mask."""
+        text = self._given.get(place)
+        return self.alternative(place, token) if text is None else self.spaced(place, text)
+
+    def alternative(self, place: int, token: int) -> str | None:
+        """The piece of a token, whatever is given there; None for the mask."""
+        begins = place == self._first and token < self.tokenizer.vocab_size
+        text = self.tokenizer.decode([token]) if begins else piece(self.tokenizer, token)
         return None if text is None else self.spaced(place, text)
 
     def spaced(self, place: int, text: str) -> str:
