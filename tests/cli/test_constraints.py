@@ -65,7 +65,7 @@ def test_one_regex_per_blank(absorb: str, capsys):
         (["sample", "ABSORB", "--regex", "a+", "--length", "999"], "--length must be at most "),
         (
             ["infill", "ABSORB", "a ____", "--regex", "a", "--regex", "b"],
-            "one constraint per blank (got 2 for 1 blanks)",
+            "one constraint per blank (constraints: 2, blanks: 1)",
         ),
     ],
 )

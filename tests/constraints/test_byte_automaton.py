@@ -95,6 +95,8 @@ def test_choice_matches_its_texts():
         choice("yes")
     with pytest.raises(ValueError, match="non-empty list of strings"):
         choice([])
+    with pytest.raises(ValueError, match=r"the choices must be a non-empty list of strings \(got 3\)"):
+        choice(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="lone surrogate"):
         choice(["\ud800"])
 

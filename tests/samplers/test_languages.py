@@ -253,11 +253,11 @@ def test_excluded_tokens_may_be_drawn_if_they_end_a_text():
     [
         (
             lambda: constraint("(ab)*", V, 5),
-            r"no text of 5 tokens satisfies regex\('\(ab\)\*'\); the nearest take 4 or 6",
+            r"no text of 5 tokens satisfies regex\('\(ab\)\*'\); the nearest lengths are 4 and 6 tokens",
         ),
-        (lambda: constraint("a{9}", V, L), "no text of 4 tokens .*; the nearest take 9"),
-        (lambda: constraint("a", V, L), "the nearest take 1$"),
-        (lambda: constraint("d{4}", V, L), "the tokenizer lacks its characters"),
+        (lambda: constraint("a{9}", V, L), "no text of 4 tokens .*; the nearest length is 9 tokens"),
+        (lambda: constraint("a", V, L), "the nearest length is 1 token$"),
+        (lambda: constraint("d{4}", V, L), "the tokenizer lacks some of their characters"),
         (lambda: constraint("a*", V + 1, L), "is compiled for 4 tokens, not 3"),
         (lambda: LanguageConstraint.of(L, [span("a*", V, 2, 7)]), "is not within 4 tokens"),
         (

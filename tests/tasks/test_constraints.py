@@ -157,15 +157,15 @@ def test_autoregressive_model_with_constraint(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.generate(constraint=regex("[a-z]{30}")), "no text of 24 tokens satisfies .*; the nearest take 30"),
-        (lambda m: m.generate(length=2, constraint=choice(["yes"])), "no text of 2 tokens .*; the nearest take 3"),
-        (lambda m: m.generate(constraint=regex("")), "no text of 1 token satisfies .*; the nearest take 0"),
-        (lambda m: m.generate(constraint=regex("é")), "the tokenizer lacks its characters"),
+        (lambda m: m.generate(constraint=regex("[a-z]{30}")), "no text of 24 tokens .*; the nearest length is 30"),
+        (lambda m: m.generate(length=2, constraint=choice(["yes"])), "no text of 2 .*; the nearest length is 3 tokens"),
+        (lambda m: m.generate(constraint=regex("")), "no text of 1 token satisfies .*; the nearest length is 0 tokens"),
+        (lambda m: m.generate(constraint=regex("é")), "no text of up to .* or the tokenizer lacks some"),
         (lambda m: m.generate(constraint=cedd.constraints.intersect(regex("a"), length(2))), "no text satisfies"),
         (lambda m: m.infill("____ a", constraint=regex("a{5}")), "no text of 4 tokens satisfies"),
         (
             lambda m: m.infill("____ a ____", constraint=[regex("a+")]),
-            r"give one constraint per blank \(got 1 for 2 blanks\)",
+            r"give one constraint per blank \(constraints: 1, blanks: 2\)",
         ),
         (lambda m: m.generate(constraint=regex("a+"), sampler="gibbs"), "gibbs cannot write texts under a constraint"),
         (lambda m: m.generate(guidance=2.0), "guidance needs a condition"),

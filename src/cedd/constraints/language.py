@@ -72,9 +72,9 @@ def choice(texts: Iterable[str]) -> Language:
     """The language that consists of these texts."""
     if isinstance(texts, str):
         raise ValueError(f"the choices must be a list of strings (got the string {texts[:MOST_SHOWN]!r})")
-    given = list(texts)
+    given = list(texts) if isinstance(texts, Iterable) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if not given or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"the choices must be a non-empty list of strings (got {given[:4]!r})")
+        raise ValueError(f"the choices must be a non-empty list of strings (got {given[:4] or texts!r})")
     return Language(one_text_of(given), _named("choice", repr(given)))
 
 

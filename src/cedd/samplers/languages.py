@@ -60,20 +60,24 @@ class Span:
         """Raise a ValueError if the language has no text of this number of tokens."""
         lengths = self.language.automaton.lengths(len(self))
         if not lengths or lengths[-1] != len(self):
-            raise ValueError(f"no text of {_tokens(len(self))} satisfies {self.name}{_instead(self, lengths)}")
+            raise ValueError(_unsatisfied(self, lengths))
 
 
 def _tokens(count: int) -> str:
     return f"{count} token" if count == 1 else f"{count} tokens"
 
 
-def _instead(span: Span, lengths: list[int]) -> str:
-    """Which numbers of tokens have texts, near the span's."""
+def _unsatisfied(span: Span, lengths: list[int]) -> str:
+    """The error for a span whose language has texts of other lengths, of which these are shorter."""
     most = 8 * len(span) + 64
     near = [*lengths[-1:], *[count for count in span.language.automaton.lengths(most) if count > len(span)][:1]]
     if not near:
-        return f", nor does any text of up to {most} tokens: it is longer, or the tokenizer lacks its characters"
-    return f"; the nearest take {' or '.join(map(str, near))}"
+        return (
+            f"no text of up to {most} tokens satisfies {span.name}: its texts are longer, or the tokenizer lacks some "
+            "of their characters"
+        )
+    nearest = f"lengths are {near[0]} and {near[1]} tokens" if len(near) > 1 else f"length is {_tokens(near[0])}"
+    return f"no text of {_tokens(len(span))} satisfies {span.name}; the nearest {nearest}"
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Template:
                 raise TypeError(f"each blank takes a language, such as cedd.constraints.regex(...) (got {language!r})")
         blanks = sum(isinstance(part, Blank) for part in self.parts)
         if len(languages) != blanks:
-            raise ValueError(f"give one constraint per blank (got {len(languages)} for {blanks} blanks)")
+            raise ValueError(f"give one constraint per blank (constraints: {len(languages)}, blanks: {blanks})")
         following = iter(languages)
         made = [
             replace(part, language=next(following), may_end=may_end) if isinstance(part, Blank) else part
