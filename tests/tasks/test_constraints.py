@@ -152,6 +152,18 @@ def test_autoregressive_model_with_constraint(tmp_path):
     language = regex("[a-e]{3}( [0-9]+)?")
     texts = model.generate(4, length=8, prompt="the ", constraint=language, seed=0)
     assert all(language.matches(text.removeprefix("the ")) for text in texts)
+    with pytest.raises(ValueError, match=r"particles need a model that only masks .* this one is autoregressive"):
+        model.generate(length=8, prompt="the ", constraint=language, particles=2)
+
+
+@pytest.mark.parametrize(
+    ("process", "method", "reason"),
+    [("uniform", "bayes", "this one also replaces tokens"), ("absorb", "sedd", "this one gives ratios")],
+)
+def test_constraints_name_what_a_model_lacks(tmp_path, process, method, reason):
+    model = load(save_random(tmp_path / "m", process, method, length=24), "cpu")
+    with pytest.raises(ValueError, match=f"a constraint on the text .* needs a model that .*; {reason}"):
+        model.generate(length=8, constraint=regex("[a-e]+"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +185,7 @@ def test_autoregressive_model_with_constraint(tmp_path):
         (lambda m: m.generate(particles=0), "particles must be at least 1 .got 0"),
         (lambda m: m.generate(particles=True), "particles must be an integer .got True"),
         (lambda m: m.generate(reward=len), "give their number, for example particles=16"),
-        (lambda m: m.generate(particles=2, sampler="entropy"), "not as entropy does; leave the sampler out"),
+        (lambda m: m.generate(particles=2, sampler="entropy"), "not as entropy does; omit the sampler"),
         (lambda m: m.infill("a" * 30 + "____", particles=2), "particles need a text of at most 24 tokens"),
     ],
 )

@@ -235,10 +235,7 @@ def denoise(run: GridRun, x: Tensor) -> Tensor:
     run.show(0, float(run.grid[0]), x)
     plan = None if run.is_dense or known is None else _plan(run, x, known)
     if run.joint is not None and not (run.sampler.has_own_step or (plan is not None and plan.only_reveals)):
-        raise ValueError(
-            "a constraint on the text (a regular expression, choices, a JSON schema) needs a model that only masks "
-            f"(process absorb) and predicts probabilities; here, {run.sampler.name} changes tokens or uses ratios"
-        )
+        raise ValueError(_cannot_constrain(run))
     if plan is None or run.is_watched:
         return _in_step(run, x, plan, levels, sigma, known)
     planned = ((rule, each) for rule, first, last in run.stretches() for each in plan.calls(first, last, x.device))
@@ -248,6 +245,16 @@ def denoise(run: GridRun, x: Tensor) -> Tensor:
     for rule, candidates in planned:
         x = _jump_step(run, rule, x, candidates, levels, sigma)
     return _possible(run, x)
+
+
+def _cannot_constrain(run: GridRun) -> str:
+    """Why a step cannot draw its tokens jointly."""
+    what = "a constraint on the text (a regular expression, choices, a JSON schema)"
+    if run.process.can_shuffle:
+        return f"{what} needs a model that only masks (process absorb); this one also replaces tokens"
+    if not isinstance(run.parameterization, Affine):
+        return f"{what} needs a model that predicts probabilities, such as cedd; this one gives ratios"
+    return f"the sampler {run.sampler.name} cannot write texts under {what}; use sampler='first-hitting'"
 
 
 def _levels(run: GridRun) -> tuple[Tensor, Tensor, Chances | None]:

@@ -138,8 +138,10 @@ def _with_particles(sampler: Sampler, options: SamplingOptions) -> Sampler:
     """The sampler, or particles if the options ask for them."""
     if options.particles is None:
         return sampler
+    if not sampler.noisy:
+        raise ValueError("particles need a model that only masks (process absorb); this one is autoregressive")
     if sampler.name not in ("analytic", "first-hitting"):
-        raise ValueError(f"particles reveal masks in random order, not as {sampler.name} does; leave the sampler out")
+        raise ValueError(f"particles reveal masks in random order, not as {sampler.name} does; omit the sampler")
     return Particles(options.particles, options.reward, options.strength, report=options.on_particles)
 
 
