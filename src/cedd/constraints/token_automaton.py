@@ -1,14 +1,13 @@
-"""Automata over tokens: what a byte automaton is to a model that writes tokens.
+"""Automata over tokens, compiled from automata over bytes.
 
 Shapes: V vocabulary, Q states, C classes of tokens, E transitions.
 
-Tokens that lead from every state to the same are one class; most automata have few. A transition is (state, class,
-state), and only those are kept that a text can take which ends in acceptance. What has no transition is not in the
-language.
+Tokens with the same transition from every state form a class; most automata have few classes. A transition is (state,
+class, state). Only transitions on a path to an accepting state are kept; a token without a transition is not possible.
 
-Where a text may end before the tokens do (`ends`), an accepting state goes on with one of the tokens that end a text,
-after which anything may follow: it is not part of the text. Models whose training texts were joined one after the other
-have seen just that; padding is a special case of it. Otherwise the tokens must end in an accepting state.
+If a text may end before the tokens do, an accepting state also has transitions by the tokens that end a text (`ends`).
+After these any tokens may follow, which are not part of the text, as in training texts that are joined one after the
+other, or padded. Otherwise the tokens must end in an accepting state.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def compile_tokens(automaton: ByteAutomaton, texts: TokenTexts, *, may_end: bool
 
 
 def _distinct(automaton: ByteAutomaton, texts: TokenTexts) -> tuple[TokenTexts, NDArray[np.intp]]:
-    """The texts without those of tokens whose transitions another token has too, and the number of each token in them.
+    """The texts of tokens that differ in their transitions, and the index of each token's text among them.
 
     Bytes that lead from every state to the same state are replaced by the first such byte, after which most tokens have
     the text of another one.
@@ -270,17 +269,17 @@ def _classified(vocab_size: int, few: Sequence[Transitions], many: Iterator[Tran
         _add_hashes(words, part)
     numbers: dict[tuple[int, int], int] = {(0, 0): 0}
     classes, settled = np.zeros(vocab_size, dtype=np.int32), np.zeros(vocab_size, dtype=bool)
-    speaker: list[int] = [-1]
+    representatives: list[int] = [-1]
     kept: list[Transitions] = []
 
     def settle(tokens: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Number the classes of tokens; those that speak for a new one."""
+        """Number the classes of tokens; the tokens that represent a new class."""
         found, first, inverse = np.unique(words[tokens], axis=0, return_index=True, return_inverse=True)
         new: list[int] = []
         for key, token in zip(map(tuple, found.tolist()), tokens[first].tolist(), strict=True):
             if key not in numbers:
-                numbers[key] = len(speaker)
-                speaker.append(token)
+                numbers[key] = len(representatives)
+                representatives.append(token)
                 new.append(token)
         of_found = np.array([numbers[key] for key in map(tuple, found.tolist())], dtype=np.int32)
         classes[tokens], settled[tokens] = of_found[inverse.reshape(-1)], True
@@ -290,23 +289,23 @@ def _classified(vocab_size: int, few: Sequence[Transitions], many: Iterator[Tran
     for part in many:
         if not len(part.label):
             continue
-        speaking = settle(_add_hashes(words, part))
-        kept.append(part.where(np.isin(part.label, speaking)))
+        new = settle(_add_hashes(words, part))
+        kept.append(part.where(np.isin(part.label, new)))
         total += len(kept[-1].label)
         if total > MOST_TRANSITIONS:
             raise ValueError(
                 f"the constraint needs more than {MOST_TRANSITIONS:,} transitions between tokens; shorten its counts"
             )
     settle(np.flatnonzero(~settled))
-    speaks = np.zeros(vocab_size, dtype=bool)
-    speaks[speaker[1:]] = True
-    kept += [part.where(speaks[part.label]) for part in few]
+    is_representative = np.zeros(vocab_size, dtype=bool)
+    is_representative[representatives[1:]] = True
+    kept += [part.where(is_representative[part.label]) for part in few]
     transitions = _joined(kept)
     return classes, transitions._replace(label=classes[transitions.label])
 
 
 def _add_hashes(words: Words, part: Transitions) -> NDArray[np.intp]:
-    """Add the hashes of transitions to those of their labels [N, 2]; the labels that there are."""
+    """Add the hashes of transitions to those of their labels [N, 2]. Returns the labels that occur."""
     order = np.argsort(part.label, kind="stable")
     label = part.label[order]
     pair = part.source[order].astype(np.uint64) << np.uint64(32) | part.target[order].astype(np.uint64)
@@ -323,7 +322,8 @@ def _joined(parts: Sequence[Transitions]) -> Transitions:
 
 
 def _trimmed(classes: Ints, transitions: Transitions, accepting: NDArray[np.bool_], begin: int) -> TokenAutomaton:
-    """Only what a text may take that ends in acceptance, from state 0 on, with classes that are then told apart."""
+    """The states and transitions on paths from state `begin` to an accepting one, with classes that are then equal
+    merged. `begin` becomes state 0."""
     reached = _closure(np.arange(len(accepting)) == begin, transitions.source, transitions.target)
     ending = _closure(accepting, transitions.target, transitions.source)
     alive = reached & ending
@@ -334,10 +334,10 @@ def _trimmed(classes: Ints, transitions: Transitions, accepting: NDArray[np.bool
     source, target = numbers[transitions.source], numbers[transitions.target]
     words = np.zeros((int(classes.max()) + 1, 2), dtype=np.uint64)
     _add_hashes(words, Transitions(source, transitions.label, target))
-    found, speaker, merged = np.unique(words, axis=0, return_index=True, return_inverse=True)
+    found, representatives, merged = np.unique(words, axis=0, return_index=True, return_inverse=True)
     del found
     merged = merged.reshape(-1).astype(np.int32)
-    kept = np.isin(transitions.label, speaker)
+    kept = np.isin(transitions.label, representatives)
     order = np.lexsort((merged[transitions.label[kept]], source[kept]))
     made = Transitions(source[kept], merged[transitions.label[kept]], target[kept]).where(order)
     kinds = np.zeros(int(alive.sum()), dtype=bool)

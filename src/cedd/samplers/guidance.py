@@ -62,9 +62,8 @@ def mixed(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor
 class Guided:
     """Classifier-free guidance.
 
-    The network is called twice. Without the condition it is given `UNKNOWN_LABEL` in the place of `label`, if there is
-    one, and the mask at the positions `hidden`, if there are such: a prompt is a condition that any network which fills
-    masks knows how to do without.
+    The network is called twice, with and without the condition. Without it, `label` is `UNKNOWN_LABEL`, and the
+    positions `hidden` are masks. Every network that fills masks can therefore be guided by a prompt.
 
     Args:
         model: the network.
@@ -275,8 +274,8 @@ class ClassifierGuided:
         model: the network.
         classifier: log p(c | x_t).
         guidance: w.
-        exact: ask for every token at every position, V L texts for each; otherwise a first-order expansion at the text
-            itself, which takes one gradient and a classifier of one-hot vectors.
+        exact: evaluate the classifier for every token at every position, V L texts per sequence. Otherwise, expand it
+            to first order at the text itself, which takes one gradient and a classifier of one-hot vectors.
     """
 
     def __init__(self, model: AnyModel, classifier: Classifier, guidance: float = 1.0, *, exact: bool = False) -> None:

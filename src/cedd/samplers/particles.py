@@ -61,7 +61,7 @@ class Particles(RevealSampler):
         count: N.
         reward: r, of texts as tokens; in block diffusion, of their beginnings too.
         strength: what the reward is multiplied by.
-        guesses: texts in which the masks of a particle are drawn to judge it, in each step.
+        guesses: number of texts that each particle is completed to in each step, to rate it by their rewards.
         steps: network calls; by default one per mask.
         report: called with the particles of each text, in order.
     """
