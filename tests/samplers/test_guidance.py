@@ -157,6 +157,22 @@ def test_classifier_returning_nan_is_rejected():
         guided(torch.full((1, L), MASK), torch.ones(1))
 
 
+@pytest.mark.parametrize(
+    ("classifier", "how", "message"),
+    [
+        (None, {}, "the classifier must be a function"),
+        (classifier, {"guidance": float("inf")}, "guidance must be a finite number"),
+        (lambda x_t, sigma: torch.zeros(2), {"exact": True}, r"one log-probability for each of the 3 texts .*\(2,\)"),
+        (lambda x_t, sigma: torch.zeros(len(x_t), 1), {}, r"each of the 1 texts .*\(1, 1\)"),
+        (lambda x_t, sigma: torch.zeros(len(x_t)), {}, "no gradient with respect to the texts; use exact=True"),
+        (lambda x_t, sigma: torch.zeros(len(x_t), requires_grad=True), {}, "no gradient with respect to the texts"),
+    ],
+)
+def test_invalid_classifiers_are_rejected(classifier, how, message):
+    with pytest.raises(ValueError, match=message):
+        ClassifierGuided(perfect, classifier, **how)(torch.full((1, L), MASK), torch.ones(1))
+
+
 def test_methods_without_guidance_are_rejected():
     with pytest.raises(ValueError, match="guidance needs a diffusion method, and ar is not one"):
         check_guidance(cedd.METHODS["ar"], cedd.absorb(V))

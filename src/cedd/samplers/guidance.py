@@ -27,6 +27,7 @@ Both are wrappers of the network, so that every sampler works with them unchange
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -281,6 +282,10 @@ class ClassifierGuided:
     def __init__(self, model: AnyModel, classifier: Classifier, guidance: float = 1.0, *, exact: bool = False) -> None:
         if not callable(model):
             raise ValueError("guidance by a classifier needs a network that can be called for all its outputs")
+        if not callable(classifier):
+            raise ValueError(f"the classifier must be a function of texts and sigma (got {classifier!r:.60})")
+        if not math.isfinite(guidance):
+            raise ValueError(f"guidance must be a finite number (got {guidance})")
         self.model, self.classifier, self.guidance, self.exact = model, classifier, guidance, exact
         self.capabilities = Capabilities(time_conditioned=True)
         self.device = model_device(model)
@@ -294,6 +299,16 @@ class ClassifierGuided:
             raise ValueError("the classifier returned nan or infinity; its log-probabilities must be finite")
         return outputs + self.guidance * added
 
+    def _log_probs(self, texts: Tensor, sigma: Tensor) -> Tensor:
+        """log p(c | text), [B]."""
+        found = self.classifier(texts, sigma)
+        if found.shape != (len(texts),):
+            raise ValueError(
+                f"the classifier must return one log-probability for each of the {len(texts)} texts (got the shape "
+                f"{tuple(found.shape)})"
+            )
+        return found
+
     def _exact(self, x_t: Tensor, sigma: Tensor, vocab_size: int) -> Tensor:
         """log p(c | x_t with v at i), [B, L, V]."""
         batch, length = x_t.shape
@@ -305,7 +320,7 @@ class ClassifierGuided:
             levels = sigma.repeat_interleave(vocab_size)
             flat = texts.flatten(0, 1)
             parts = [slice(start, start + AT_ONCE) for start in range(0, len(flat), AT_ONCE)]
-            found[:, i] = torch.cat([self.classifier(flat[p], levels[p]) for p in parts]).view(batch, vocab_size)
+            found[:, i] = torch.cat([self._log_probs(flat[p], levels[p]) for p in parts]).view(batch, vocab_size)
         return found
 
     def _by_gradient(self, x_t: Tensor, sigma: Tensor, vocab_size: int) -> Tensor:
@@ -314,5 +329,8 @@ class ClassifierGuided:
         texts = torch.nn.functional.one_hot(x_t, states).to(torch.float32)
         with torch.enable_grad():
             texts.requires_grad_()
-            (gradient,) = torch.autograd.grad(self.classifier(texts, sigma).sum(), texts)
+            found = self._log_probs(texts, sigma).sum()
+            gradient = torch.autograd.grad(found, texts, allow_unused=True)[0] if found.requires_grad else None
+        if gradient is None:
+            raise ValueError("the classifier has no gradient with respect to the texts; use exact=True")
         return gradient[..., :vocab_size] - gradient.gather(-1, x_t[..., None])
