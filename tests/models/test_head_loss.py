@@ -461,14 +461,15 @@ def check_parts(device: str, width: int = 40, vocabulary: int = 300) -> None:
     features = torch.randn(128, width, device=device).bfloat16()
     with torch.no_grad():
         for _ in range(2):
-            head.weight.normal_()
-            head.bias.normal_()
+            for parameter in head.parameters():
+                parameter.normal_()
             expected = F.linear(features.double(), head.weight.double(), head.bias.double())
             found = FullPrecisionHead(head)(features)
             assert found.dtype == torch.float32
             assert (found - expected).norm() < 3e-7 * expected.norm()
-            parts = head._parts.of(head.weight)
-            assert torch.equal(parts.view(vocabulary, 3, width).double().sum(1), head.weight.double())
+        assert head._parts is not None
+        parts = head._parts.of(head.weight)
+        assert torch.equal(parts.view(vocabulary, 3, width).double().sum(1), head.weight.double())
         before = parts.data_ptr(), parts.clone()
         head.weight.mul_(2)
         FullPrecisionHead(head)  # before a recording is replayed, whose memory this is

@@ -204,8 +204,12 @@ def _small_backward_kernel(
     own, only = weights + tl.load(rows + length - 1).to(tl.int64) * classes, tl.load(known + length - 1).to(tl.int32)
     terms = _own_terms(own, only, label, label >= 0)
     if MANY > 0:
-        state_, exists_, label_, target_ = _transitions(labels, targets, starts, order, 0, many, MANY, DEPTH)
-        terms_ = _own_terms(own, only, label_, label_ >= 0)
+        many_state, many_exists, many_label, many_target = _transitions(
+            labels, targets, starts, order, 0, many, MANY, DEPTH
+        )
+        many_terms = _own_terms(own, only, many_label, many_label >= 0)
+    else:
+        many_state, many_exists, many_label, many_target, many_terms = state, exists, label, target, terms  # not used
     for count in range(length):
         i = length - 1 - count
         after = beta + ((i + 1) * batch + sequence) * states
@@ -214,12 +218,11 @@ def _small_backward_kernel(
         own = weights + tl.load(rows + earlier).to(tl.int64) * classes
         only = tl.load(known + earlier).to(tl.int32)
         if MANY > 0:
-            sums_ = terms_ + _terms(after, target_, label_ >= 0)
-            terms_ = _own_terms(own, only, label_, label_ >= 0)
+            sums = many_terms + _terms(after, many_target, many_label >= 0)
+            many_terms = _own_terms(own, only, many_label, many_label >= 0)
+            tl.store(to + many_state, _log_sums(sums, GREEDY), mask=many_exists)
         sums = terms + _terms(after, target, label >= 0)
         terms = _own_terms(own, only, label, label >= 0)
-        if MANY > 0:
-            tl.store(to + state_, _log_sums(sums_, GREEDY), mask=exists_)
         tl.store(to + state, _log_sums(sums, GREEDY), mask=exists)
         tl.debug_barrier()
 
