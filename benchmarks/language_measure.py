@@ -185,8 +185,8 @@ class LanguageHooks(CellHooks):
     def weighted(
         self, trainer: Trainer, model: Backbone, text: str, tight: BoundEstimate
     ) -> tuple[dict[str, Any], NDArray[Any]]:
-        """The importance-weighted bound on some blocks of a text (for ar, the exact likelihood) with its difference
-        from `tight` on the same blocks, and its value per block. An interrupted measurement resumes from the weights in
+        """The importance-weighted bound on some blocks of a text, or the exact likelihood for `ar`; its difference
+        from `tight` on the same blocks; and its value per block. An interrupted measurement resumes from the weights in
         the run's folder."""
         (blocks, protocol), orders = self.texts[text], self.arguments.orders
         began, which = time.perf_counter(), evenly_spaced(len(blocks), self.arguments.order_blocks)

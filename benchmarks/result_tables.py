@@ -207,22 +207,21 @@ def block_tables() -> dict[str, str]:
     return {"blocks": "\n".join(lines)}
 
 
-def other_seeds() -> list[language_tables.Rows]:
-    """The language benchmark's results of other seeds."""
-    paths = sorted(RESULTS.glob("language-seed*.json"))
+def language_seeds() -> list[language_tables.Rows]:
+    """The results of the language benchmark, by seed."""
+    paths = [RESULTS / "language.json", *sorted(RESULTS.glob("language-seed*.json"))]
     return [language_tables.Rows(json.loads(path.read_text("utf-8")), Arguments(results=path)) for path in paths]
 
 
 def all_tables() -> dict[str, dict[str, str]]:
     """Every table, by page and name."""
-    language, spelling = (RESULTS / f"{name}.json" for name in ("language", "spelling"))
-    read = json.loads(language.read_text("utf-8")), json.loads(spelling.read_text("utf-8"))
+    spelling = json.loads((RESULTS / "spelling.json").read_text("utf-8"))
     coverage = json.loads((RESULTS / "bound-coverage.json").read_text("utf-8"))
-    rows = language_tables.tables(read[0], Arguments(results=language))
-    seeds = [language_tables.Rows(read[0], Arguments(results=language)), *other_seeds()]
+    seeds, language = language_seeds(), json.loads((RESULTS / "language.json").read_text("utf-8"))
+    rows = language_tables.tables(language, seeds[0].arguments)
     return {
         "language.md": rows | {"seeds": short_order(seeds, "wikitext2"), "distance": distance_table(seeds)},
-        "spelling.md": spelling_tables.tables(read[1]),
+        "spelling.md": spelling_tables.tables(spelling),
         "intervals.md": bound_coverage.tables(coverage),
         "samplers.md": sampler_tables(),
         "correction.md": correction_tables(),

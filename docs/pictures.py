@@ -265,14 +265,9 @@ def frontier_processes() -> Figure:
 
 
 def weighted_methods(text: str) -> tuple[dict[str, list[float]], float]:
-    """The bounds of the language benchmark's methods for 1, 2, 4, ... orders on some sequences of a text; and the exact
-    value of the autoregressive network on the same sequences."""
-    sys.path.insert(0, str(RESULTS.parent))
-    tables, cells = (importlib.import_module(f"language_{name}") for name in ("tables", "cells"))
-    first, second = (
-        tables.Rows(json.loads(path.read_text("utf-8")), cells.Arguments(results=path))
-        for path in (RESULTS / "language.json", RESULTS / "language-seed1.json")
-    )
+    """The bounds of four methods for 1, 2, 4, ... orders on some sequences of a text, and the exact value of the
+    autoregressive network on the same sequences."""
+    first, second = benchmark("result_tables").language_seeds()
     records = {name.partition("/")[0]: second.finished(name)["rows"][""]["texts"][text] for name in second.cells}
     found = {name: [*record["importance"]["by_orders"].values()] for name, record in records.items()}
     exact = first.per_block("ar", "", text, "tight")
@@ -313,11 +308,15 @@ def how_tight() -> Figure:
     return figure
 
 
-def training_curves(benchmark: str) -> Figure:
-    """The learning curves of `benchmarks/BENCHMARK.py`, from its stored results."""
+def benchmark(module: str) -> Any:
+    """A module of the benchmarks."""
     sys.path.insert(0, str(RESULTS.parent))
-    tables = importlib.import_module(f"{benchmark}_tables")
-    return tables.curves_figure(json.loads((RESULTS / f"{benchmark}.json").read_text("utf-8")))
+    return importlib.import_module(module)
+
+
+def training_curves(name: str) -> Figure:
+    """The learning curves of `benchmarks/NAME.py`, from its stored results."""
+    return benchmark(f"{name}_tables").curves_figure(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))
 
 
 PICTURES: Mapping[str, Callable[[], Figure]] = {

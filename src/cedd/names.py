@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,6 +83,12 @@ def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
     if unknown := sorted(set(chosen) - set(known)):
         raise ValueError(f"unexpected argument {unknown[0]!r} in {source}{suggestion(unknown[0], known)}")
     return replace(options, **chosen)
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise a ValueError for a value that is neither None nor a positive, finite number."""
+    if value is not None and not (isinstance(value, Real) and 0 < float(value) < math.inf):
+        raise ValueError(f"{name} must be a positive number (got {value!r})")
 
 
 def check_at_least_one(name: str, value: object) -> None:

@@ -328,6 +328,21 @@ def records_blocks(model: object) -> TypeGuard[RecordsBlocks]:
     return records_functions(model) and has_cache(model)
 
 
+class RecordsReveals(HasHead, Protocol):
+    """The network of a block that runs several calls as CUDA graphs."""
+
+    def reveal_block(
+        self, step: Callable[..., tuple[Tensor, ...]], x: Tensor, sigma: Tensor, when: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """`RecordsBlocks.reveals` after what was read."""
+        ...
+
+
+def records_reveals(model: object) -> TypeGuard[RecordsReveals]:
+    """Whether a network records several calls of a block."""
+    return records_functions(model) and hasattr(model, "reveal_block")
+
+
 class GraphNetwork(HasHead, Protocol):
     """A network that can be compiled and recorded: `Capabilities.cuda_graphs`."""
 
@@ -616,17 +631,19 @@ class Network:
         self.check.add(total)
         return made, number
 
-    @property
-    def takes_reveals(self) -> bool:
-        """Whether `reveals` may record calls."""
-        return hasattr(self.model, "reveal_block") and self.only is None and not self.one_by_one
+    @cached_property
+    def reveal_recorder(self) -> RecordsReveals | None:
+        """The model, if `reveals` can use it."""
+        model, is_whole = self.model, self.only is None and not self.one_by_one
+        return model if is_whole and records_reveals(model) else None
 
     def reveals(
         self, x: Tensor, sigma: Tensor, when: Tensor, v: Tensor, function: Callable[..., Tensor]
     ) -> Tensor | None:
         """x [B, L] after C calls at sigma [C, B], each of which reveals function(outputs [B * L, V], v [B * L]) at the
-        positions `when` [C, B * L]; None if the network does not record them."""
-        model: Any = self.model
+        positions `when` [C, B * L]; None if they are not recorded."""
+        if (model := self.reveal_recorder) is None:
+            return None
         step = _HeadAnd(function, FullPrecisionHead(model.head), self.vocab_size)
         recorded = model.reveal_block(step, x, sigma, when, v)
         if recorded is None:

@@ -150,7 +150,8 @@ class Scored:
 def _same_places(
     positions: Sequence[int] | Tensor, length: int, blocks: int
 ) -> Mapping[tuple[int, ...], Sequence[int]]:
-    """From the scored positions of a block to the blocks that have the same ones. Refuses too many in one block."""
+    """Maps each set of scored positions within a block to the blocks with that set. Raises a ValueError for invalid
+    positions, or too many."""
     given = np.asarray(positions.cpu() if isinstance(positions, Tensor) else positions)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ValueError(f"positions must be a list of integers, such as [3, 4] (got {positions})")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,7 +11,7 @@ import torch
 from cedd.bounds.estimate import check_tolerance
 from cedd.bounds.order_weights import WeightFile
 from cedd.dynamics import Corrector
-from cedd.names import check_at_least_one
+from cedd.names import check_at_least_one, check_positive
 
 Sampling = Literal["stratified", "independent"]
 Progress = Callable[[int, int], None]
@@ -45,8 +43,7 @@ class BoundOptions:
         for name in ("orders", "draws", "max_draws", "batch"):
             check_at_least_one(name, getattr(self, name))
         check_tolerance(self.tolerance)
-        if self.seconds is not None and not (isinstance(self.seconds, Real) and 0 < self.seconds < math.inf):
-            raise ValueError(f"seconds must be a positive number (got {self.seconds!r})")
+        check_positive("seconds", self.seconds)
         if not isinstance(self.checkpoint, WeightFile | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"checkpoint must be a cedd.bounds.order_weights.WeightFile (got {self.checkpoint!r})")
         if self.sampling not in (None, *get_args(Sampling)):

@@ -49,7 +49,7 @@ class OrderWeights:
 
 @dataclass
 class WeightFile:
-    """A file of weights, written after a batch, at most once in `every` seconds, and at the end.
+    """A file of weights. It is written after a batch, at most once per `every` seconds, and at the end.
 
     Args:
         path: the .npz file.

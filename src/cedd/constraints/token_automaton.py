@@ -5,7 +5,7 @@ Shapes: V vocabulary, Q states, C classes of tokens, E transitions.
 Tokens with the same transition from every state form a class; most automata have few classes. A transition is (state,
 class, state). Only transitions on a path to an accepting state are kept; a token without a transition is not possible.
 
-If a text may end before the tokens do, an accepting state also has transitions by the tokens that end a text (`ends`).
+If a text can end before the last token, accepting states also have transitions for the end-of-text tokens (`ends`).
 After these any tokens may follow, which are not part of the text, as in training texts that are joined one after the
 other, or padded. Otherwise the tokens must end in an accepting state.
 """

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Literal, get_args
 
-from cedd.names import check_at_least_one, suggestion
+from cedd.names import check_at_least_one, check_positive, suggestion
 
 Wrap = Literal["none", "bos-eos", "trained"]
 DRAWS = 16
@@ -90,8 +88,7 @@ class EvaluationOptions:
         for option, why in self._without_effect():
             if getattr(self, option) != getattr(type(self), option):
                 raise ValueError(f"--{option.replace('_', '-')} has no effect {why}")
-        if self.seconds is not None and not (isinstance(self.seconds, Real) and 0 < self.seconds < math.inf):
-            raise ValueError(f"--seconds must be a positive number (got {self.seconds!r})")
+        check_positive("--seconds", self.seconds)
         if self.label is not None and self.labels is not None:
             raise ValueError("give --label or --labels, not both")
         if self.order is not None and (self.label is not None or self.labels is not None):

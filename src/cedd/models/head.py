@@ -59,8 +59,7 @@ class VocabularyHead(nn.Linear):
             return self(features.to(torch.promote_types(features.dtype, self.weight.dtype)))
         if self._parts is None:
             self._parts = Bfloat16Parts()
-        outputs = float32_outputs(features.repeat(1, 3), self._parts.of(self.weight), None)
-        return outputs if self.bias is None else outputs.add_(self.bias)
+        return float32_outputs(features.repeat(1, 3), self._parts.of(self.weight), self.bias)
 
     def update_parts(self) -> None:
         """Update what recordings of `full_precision` read, if the weight has changed."""

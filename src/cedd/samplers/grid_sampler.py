@@ -242,13 +242,14 @@ def denoise(run: GridRun, x: Tensor) -> Tensor:
     if plan.never_remasks:
         calls = (RevealCall(sigma.index_select(0, one.steps), one.places, one.v) for _, one in planned)
         x = run.revealed_in_turn(x, (call for call in calls if len(call.places)))
-    for rule, candidates in planned:
-        x = _jump_step(run, rule, x, candidates, levels, sigma)
+    else:
+        for rule, candidates in planned:
+            x = _jump_step(run, rule, x, candidates, levels, sigma)
     return _possible(run, x)
 
 
 def _cannot_constrain(run: GridRun) -> str:
-    """Why a step cannot draw its tokens jointly."""
+    """The error for a step that cannot draw its tokens jointly."""
     what = "a constraint on the text (a regular expression, choices, a JSON schema)"
     if run.process.can_shuffle:
         return f"{what} needs a model that only masks (process absorb); this one also replaces tokens"

@@ -46,7 +46,7 @@ ROUNDING = 1e-12
 LEEWAY = 1e-9
 """Tolerance for probabilities outside [0, 1] by rounding."""
 _LOG_PROBABILITIES = (-math.inf, *map(math.log, (1e-3, 0.1, 0.5, 0.9, 1.0)))
-"""log f_x of a token, where rules are checked."""
+"""Values of log f_x at which step rules are checked."""
 _NEVER = np.iinfo(np.int64).max
 
 

@@ -264,7 +264,8 @@ class SamplingRun:
     def reveals_together(self) -> bool:
         """Whether several calls may be recorded together."""
         few = len(self.seeds) * self.length <= MOST_TOGETHER
-        return few and self.joint is None and Reveal(self.sharpening).of_tensors and self.network.takes_reveals
+        few &= self.joint is None and Reveal(self.sharpening).of_tensors
+        return few and self.network.reveal_recorder is not None
 
     def revealed_in_turn(self, x: Tensor, calls: Iterable[RevealCall]) -> Tensor:
         """x [B, L] after these calls of `revealed`, recorded together if possible."""

@@ -70,7 +70,7 @@ def is_possessive(lexicon: Lexicon, word: str) -> bool:
 
 
 def is_ise_form(lexicon: Lexicon, word: str) -> bool:
-    """Whether a word is a known spelling in -ise of a word in -ize, such as theorise."""
+    """Whether a word is the -ise spelling of a known word in -ize, such as theorise."""
     other = _S_OF_ISE.sub("z", word)
     return other != word and lexicon.kind(word) is not None and (other in lexicon.index or other in lexicon.known)
 

@@ -215,7 +215,7 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
 
 
 def new_texts(streams: Sequence[TextStream], step: Record) -> list[str]:
-    """Apply a step to the text streams, and return the text that each of them can now send."""
+    """Apply a step to the text streams, and return the new text of each."""
     for stream, pieces in zip(streams, step.get("texts", ()), strict=False):
         stream.start(pieces)
     for i, place, piece, *_ in step["edits"]:

@@ -64,12 +64,12 @@ class TemplatePieces:
                 self._given |= enumerate(whole_characters(self.tokenizer, part.ids.tolist()), place.start)
 
     def piece(self, place: int, token: int) -> str | None:
-        """The piece of a token, or of the given one there; None for the mask."""
+        """The text of a token at a position, or the given text there; None for the mask."""
         text = self._given.get(place)
         return self.alternative(place, token) if text is None else self.spaced(place, text)
 
     def alternative(self, place: int, token: int) -> str | None:
-        """The piece of a token, whatever is given there; None for the mask."""
+        """The text of a token at a position, ignoring given text; None for the mask."""
         begins = place == self._first and token < self.tokenizer.vocab_size
         text = self.tokenizer.decode([token]) if begins else piece(self.tokenizer, token)
         return None if text is None else self.spaced(place, text)
